@@ -1,0 +1,1 @@
+"""The published contract between agents and everybody who talks to them (HTTP + JSON, OpenAPI)."""

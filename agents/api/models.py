@@ -1,0 +1,355 @@
+"""What agents answer and accept. Version 1; unknown keys in requests are errors, unknown keys in answers are ignored.
+
+Durations are seconds (`_s`), rates Mbit/s (`_mbit`), times Unix seconds. Roles: viewer < operator < chaos.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+API_VERSION = 1
+DEFAULT_PORT = 7610
+
+
+class Answer(BaseModel):
+    """An answer of the agent; a newer agent may say more."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Request(BaseModel):
+    """A request to the agent; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Role(str, Enum):
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    CHAOS = "chaos"
+
+    def includes(self, other: Role) -> bool:
+        order = list(Role)
+        return order.index(self) >= order.index(other)
+
+
+class ErrorBody(Answer):
+    """Every error of the agent. `code` is stable (see ERROR_CODES); the three texts are shown to the user as they are."""
+
+    code: str
+    thing: str  # what it is about: "node1/rail7", "fault f-12ab"
+    reason: str
+    hint: str = ""  # the next command
+    details: dict[str, Any] = Field(default_factory=dict)
+
+
+# code -> (HTTP status, ftctl exit code)
+ERROR_CODES: dict[str, tuple[int, int]] = {
+    "bad-request": (422, 2),
+    "unauthorized": (401, 2),
+    "forbidden": (403, 7),
+    "unknown-nic": (404, 2),
+    "unknown-fault": (404, 2),
+    "unknown-replica": (404, 2),
+    "unknown-kind": (404, 2),
+    "not-found": (404, 2),
+    "bad-duration": (422, 2),
+    "refused": (409, 7),  # by a guard: not a rail, already faulted, last healthy replica
+    "conflict": (409, 1),  # not in a state for this
+    "faults-disabled": (403, 7),
+    "unsupported": (501, 1),  # this kernel or machine cannot
+    "ledger": (507, 1),  # the undo could not be written: nothing was injected
+    "coordinator": (502, 1),  # not reachable, or it failed
+    "failed": (500, 1),
+    "in-force": (500, 5),  # a fault may still be in force
+}
+
+
+class Health(str, Enum):
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+class AgentInfo(Answer):
+    pid: int
+    age_s: float
+    version: str
+    rss_mb: float
+    cpu_percent: float
+    allow_faults: bool
+    watchdog_pid: int | None = None
+
+
+class NicView(Answer):
+    """One network interface. `role`: rail, mgmt or other. `state` healthy|degraded|unhealthy with its reason."""
+
+    name: str
+    role: str
+    present: bool
+    up: bool  # administratively
+    carrier: bool
+    speed_mbit: int | None = None
+    addresses: list[str] = Field(default_factory=list)  # with prefix length
+    mac: str = ""
+    mtu: int = 0
+    rx_bytes: int = 0
+    tx_bytes: int = 0
+    rx_errors: int = 0
+    tx_errors: int = 0
+    rx_dropped: int = 0
+    tx_dropped: int = 0
+    carrier_changes: int = 0
+    state: Health = Health.UNKNOWN
+    reason: str = ""
+    injected: bool = False  # its state is a fault's doing
+
+
+class GpuView(Answer):
+    index: int
+    uuid: str
+    name: str
+    temperature_c: float | None = None
+    utilization_percent: float | None = None
+    memory_used_mb: float | None = None
+    memory_total_mb: float | None = None
+    power_w: float | None = None
+    state: Health = Health.UNKNOWN
+    reason: str = ""
+
+
+class GpuSummary(Answer):
+    """`note` says why there are none, or why the reading is old ("no GPUs (NVML not found)")."""
+
+    devices: list[GpuView] = Field(default_factory=list)
+    note: str = ""
+    state: Health = Health.UNKNOWN
+
+
+class ProcessView(Answer):
+    """A replica's process as supervised here. state: running | exited | backoff | stopped | starting | failed"""
+
+    replica: str
+    rank: int
+    pid: int | None
+    state: str
+    exit_code: int | None = None
+    restarts: int = 0
+    next_start_s: float | None = None
+    cpu_percent: float | None = None
+    rss_mb: float | None = None
+    status: str = ""  # psutil's word: running, sleeping, stopped, zombie
+    log: str = ""
+    reason: str = ""
+
+
+class LinkView(Answer):
+    peer: str
+    rail: str
+    direction: str
+    state: str
+    active: bool
+    reason: str
+    since_s: float
+    flaps: int
+    resumes: int
+    bytes: int
+
+
+class RankView(Answer):
+    """A rank that registered with this agent."""
+
+    job: str
+    replica: str
+    rank: int
+    pid: int
+    node: str
+    state: str
+    step: int
+    term: int
+    epoch: int
+    contributors: list[str] = Field(default_factory=list)
+    links: list[LinkView] = Field(default_factory=list)
+    last_stall_ms: float = 0.0
+    tokens_per_s: float = 0.0
+    loss: float | None = None
+    silent_s: float = 0.0  # since the last report
+
+
+class FaultState(str, Enum):
+    ARMED = "armed"
+    ACTIVE = "active"
+    REVERTING = "reverting"
+    REVERTED = "reverted"
+    STUCK = "stuck"
+
+
+class FaultView(Answer):
+    id: str
+    kind: str
+    node: str
+    target: str  # e.g. "node1/rail0"
+    state: FaultState
+    owner: str  # principal
+    reason: str
+    created: float
+    duration_s: float
+    ttl_left_s: float
+    detail: str = ""  # why it is in this state
+    undo: list[str] = Field(default_factory=list)  # commands that undo it by hand
+    irreversible: bool = False
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class FaultParam(Answer):
+    name: str
+    type: str  # int | float | str | bool
+    unit: str = ""
+    required: bool = False
+    default: Any = None
+    help: str = ""
+
+
+class FaultSpec(Answer):
+    """A catalogue entry. `target`: nic | replica | node | none"""
+
+    kind: str
+    summary: str
+    target: str
+    params: list[FaultParam] = Field(default_factory=list)
+    irreversible: bool = False
+    supported: bool = True
+    unsupported_reason: str = ""
+
+
+class NodeView(Answer):
+    """GET /v1/node"""
+
+    schema_: int = Field(default=1, alias="schema")
+    name: str
+    time: float
+    agent: AgentInfo
+    nics: list[NicView]
+    gpus: GpuSummary
+    ranks: list[RankView]
+    processes: list[ProcessView]
+    faults: list[FaultView]  # not reverted ones, and those reverted in the last minute
+    problems: list[ProblemView]
+
+
+class ProblemView(Answer):
+    """`action` is the command or step recommended, `reason` the sentence why."""
+
+    object: str
+    reason: str
+    action: str = ""
+
+
+class InjectRequest(Request):
+    """POST /v1/faults. The same `request_id` twice gives the same fault, so that a retry is safe."""
+
+    kind: str
+    nic: str | None = None
+    replica: str | None = None
+    duration_s: float = 60.0
+    reason: str = ""
+    params: dict[str, Any] = Field(default_factory=dict)
+    request_id: str = ""
+    dry_run: bool = False  # all checks, no fault; answers what would be done
+    dead_man_s: float | None = None  # revert when the controller is silent for so long (POST /v1/faults/{id}/keepalive)
+
+
+class RevertAnswer(Answer):
+    faults: list[FaultView]  # after the revert
+
+
+class ReplicaAction(Request):
+    """POST /v1/job/replicas/{replica}/{drain|evict|rejoin}"""
+
+    reason: str
+    force: bool = False
+    rejoin: bool = True  # evict: may it come back by itself
+    dry_run: bool = False
+
+
+class CoordinatorAction(Request):
+    """POST /v1/job/force-quorum, /v1/job/finish"""
+
+    reason: str
+    dry_run: bool = False
+
+
+class ActionAnswer(Answer):
+    code: str
+    text: str
+
+
+class EventRecord(Answer):
+    seq: int
+    time: float
+    source: str
+    kind: str
+    object: str
+    reason: str
+    injected: bool = False
+    incident: str = ""
+
+
+class EventsAnswer(Answer):
+    """GET /v1/events?after=SEQ&limit=N&wait_s=S (long poll) and GET /v1/job/events?after=SEQ"""
+
+    events: list[EventRecord]
+    last: int
+    boot: str  # changes when numbering starts again
+
+
+class ReplicaState(Answer):
+    name: str
+    state: str
+    reason: str
+    since: float
+    incarnation: int
+    slot: int
+    step: int
+    nodes: list[str]
+    heartbeat_age_ms: float | None = None
+    phase: str = ""
+    loss: float | None = None
+    step_ms: float | None = None
+
+
+class StallState(Answer):
+    time: float
+    kind: str
+    replica: str
+    step: int
+    detect_ms: float | None
+    stall_ms: float | None
+    reason: str
+
+
+class JobState(Answer):
+    """GET /v1/job: the coordinator's view (field for field ftar_core.wire.messages.JobView)."""
+
+    name: str
+    state: str
+    reason: str
+    step: int
+    term: int
+    epoch: int
+    contributors: list[str]
+    replicas_wanted: int
+    min_replicas: int
+    replicas: list[ReplicaState]
+    stalls: list[StallState]
+    settings: dict[str, float]
+    step_ms_median: float | None = None
+    pid: int = 0
+    started: float = 0.0
+
+
+NodeView.model_rebuild()

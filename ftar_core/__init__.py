@@ -1,0 +1,28 @@
+"""ftar_core: data-parallel training that survives the loss of replicas and of links.
+
+Attributes load on first use, so that `import ftar_core` costs milliseconds and torch is loaded by training code only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftar_core.errors import FtarError as FtarError
+    from ftar_core.training.session import Session as Session
+
+__version__ = "0.1.0"
+
+_LAZY = {"Session": "ftar_core.training.session", "FtarError": "ftar_core.errors"}
+__all__ = ["FtarError", "Session", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'ftar_core' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,82 @@
+"""Every error that ftar_core raises on purpose.
+
+FtarError
+├── SettingsError          definite    a setting or environment variable is missing or wrong
+├── WireError              definite    bytes from the network are not a message of ours (the connection is dropped)
+├── AuthError              definite    the other side does not know the job token
+├── ProtocolRefused        definite    the coordinator or a member refused this one, with its reason
+├── StoreError             definite    the coordinator's record could not be read or written
+│   └── FencedError        definite    a newer coordinator owns the store: this one must exit
+├── PlanMismatch           definite    this model's bucket plan is not the job's
+├── StateMismatch          definite    a fetched state does not fit this model
+├── NativeMissing          definite    the native core is not built for this interpreter
+├── LinkError              indefinite  every rail to a peer is dead; bytes in flight may or may not have arrived
+├── CoordinatorLost        indefinite  no coordinator within the bound; the running step may or may not be committed
+└── JobEnded               definite    the job committed its last step, or this replica was drained (exit_code says which)
+
+"definite": it surely did not happen. "indefinite": it may have.
+"""
+
+from __future__ import annotations
+
+
+class FtarError(Exception):
+    """Base. `hint` is the next thing the user can do, in one sentence (may be empty)."""
+
+    definite = True
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class SettingsError(FtarError):
+    pass
+
+
+class WireError(FtarError):
+    pass
+
+
+class AuthError(FtarError):
+    pass
+
+
+class ProtocolRefused(FtarError):
+    pass
+
+
+class StoreError(FtarError):
+    pass
+
+
+class FencedError(StoreError):
+    pass
+
+
+class PlanMismatch(FtarError):
+    pass
+
+
+class StateMismatch(FtarError):
+    pass
+
+
+class NativeMissing(FtarError):
+    pass
+
+
+class LinkError(FtarError):
+    definite = False
+
+
+class CoordinatorLost(FtarError):
+    definite = False
+
+
+class JobEnded(FtarError):
+    """`exit_code` is the process exit code that tells a supervisor what to do next; see `ftar_core.wire.exits`."""
+
+    def __init__(self, message: str, *, exit_code: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code

@@ -1,0 +1,118 @@
+"""The contract of the native core (csrc/module.cpp). All calls are thread-safe; the blocking ones release the GIL."""
+
+from typing import TypedDict
+
+ABI: int
+
+class Options:
+    """Settings of the link layer; times in milliseconds, sizes in bytes."""
+
+    heartbeat_ms: int  # rail heartbeat interval, 50
+    heartbeat_misses: int  # rail DOWN after this many silent intervals, 3
+    carrier_poll_ms: int  # ETHTOOL_GLINK poll, 2
+    hold_down_ms: int  # first hold-down after repair, 1000; doubles with each flap to hold_down_max_ms, 60000
+    hold_down_max_ms: int
+    probe_echoes: int  # good echoes before HOLD, 5
+    probe_interval_ms: int  # between connection attempts and echoes while PROBING, 50
+    unreachable_ms: int  # all rails to a peer dead for so long -> event "unreachable", 200
+    handshake_ms: int  # strangers are dropped after, 3000
+    chunk_bytes: int  # pipeline unit of the ring
+    window_bytes: int  # most bytes in flight a link
+    congestion: str  # TCP congestion control of data sockets, "cubic"
+    def __init__(self) -> None: ...
+
+class Member(TypedDict):
+    """One ring member as `Engine.prepare` takes it."""
+
+    name: str
+    incarnation: int
+    rails: list[tuple[str, str, int]]  # (rail, addr, port)
+
+class Event(TypedDict, total=False):
+    """type: ready | reduced | failed | rail | unreachable | peer_gone
+
+    ready        {epoch}                                    all links of a prepared epoch are up
+    reduced      {epoch, step, bucket}                      the all-reduce of a bucket is complete in dst
+    failed       {epoch, step, bucket, reason}              it cannot complete in this epoch (a peer is gone)
+    rail         {epoch, peer, rail, direction, state, reason, active, detect_ms}
+    unreachable  {epoch, peer, reason}                      all rails to the peer dead for unreachable_ms
+    peer_gone    {epoch, peer, reason}                      the peer closed its links (its process ended)
+    """
+
+    type: str
+    epoch: bytes
+    step: int
+    bucket: int
+    peer: str
+    rail: str
+    direction: str
+    state: str
+    active: bool
+    reason: str
+    detect_ms: float
+    time: float  # CLOCK_MONOTONIC seconds
+
+class LinkStat(TypedDict):
+    peer: str
+    rail: str
+    direction: str  # out | in
+    state: str  # UP | DOWN | PROBING | HOLD | CLOSED
+    active: bool
+    reason: str
+    since_s: float
+    flaps: int
+    resumes: int
+    bytes: int
+    hold_left_ms: int
+
+class Engine:
+    """One I/O thread, listening sockets on every rail, the rings of the current and of prepared epochs.
+
+    rails: (rail name, network device, IPv4/IPv6 address). A device of "" means: do not bind to a device (loopback).
+    Raises ValueError for a rail that does not exist or has no such address, OSError for the socket's own errors.
+    """
+
+    def __init__(
+        self, job: str, token: bytes, name: str, incarnation: int, rails: list[tuple[str, str, str]], options: Options
+    ) -> None: ...
+    def endpoints(self) -> list[tuple[str, str, int]]:
+        """(rail, addr, port) of the listening sockets; UDP heartbeats of a rail use the same port number."""
+
+    def set_incarnation(self, incarnation: int) -> None: ...
+    def event_fd(self) -> int:
+        """Readable when events() has something."""
+
+    def events(self) -> list[Event]: ...
+    def prepare(self, epoch: bytes, members: list[Member], me: int) -> None:
+        """Connect the links of an epoch (16-byte key) in the background; `members` by slot, `me` my index. Event `ready`."""
+
+    def activate(self, epoch: bytes) -> None:
+        """Abort all operations and close all links of other active epochs; operations go to this one. Prepares it if needed.
+        May be called before the links are up: operations wait for them."""
+
+    def discard(self, epoch: bytes) -> None: ...
+    def submit(self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int) -> None:
+        """Sum `count` elements of src over the members into dst (raw addresses, not overlapping; both must stay alive and
+        src unchanged until `reduced`, `failed`, or abort/activate of another epoch has returned).
+        Members may submit buckets in different order. dtype: see DTYPES. Ignored (no event) if epoch is not active."""
+
+    def abort(self) -> None:
+        """No operation touches its buffers after this returns; the epoch's links are closed."""
+
+    def links(self) -> list[LinkStat]: ...
+    def close(self) -> None: ...
+
+DTYPES: dict[str, int]  # "float32" 0, "float64" 1, "bfloat16" 2, "float16" 3, "int32" 4, "int64" 5
+
+def digest(addr: int, nbytes: int, seed: int) -> int:
+    """64-bit non-cryptographic hash of memory (releases the GIL); seed chains buffers."""
+
+def all_finite(addr: int, count: int, dtype: int) -> bool: ...
+
+class Heartbeat:
+    """A native thread that sends ftar_core.wire.heartbeat datagrams to the coordinator, GIL or no GIL."""
+
+    def __init__(self, host: str, port: int, cookie: bytes, rank: int, interval_ms: int) -> None: ...
+    def progress(self, phase: int, step: int, produced: int, reduced: int) -> None: ...
+    def retarget(self, host: str, port: int, cookie: bytes, interval_ms: int) -> None: ...
+    def stop(self) -> None: ...

@@ -1,0 +1,1 @@
+// Heartbeats from a native thread (ftar_core/wire/heartbeat.py).

@@ -1,0 +1,1 @@
+"""Decisions, pure: (state, event, now) -> (state, effects). No clock, socket, thread or randomness lives here."""

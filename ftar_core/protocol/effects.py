@@ -1,0 +1,155 @@
+"""What the two pure machines ask their shells to do, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftar_core.protocol.record import Record
+from ftar_core.wire.ids import EpochId, Term
+from ftar_core.wire.messages import Commit, Deal, EpochInfo, EventView, MemberInfo, Message, OpReply, Report
+
+# --- coordinator ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Write and fsync the record **before** any later effect of the same list. If the write fails, drop those effects
+    and feed RecordFailed; if the store is fenced (a newer term), exit."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Send:
+    conn: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Reply:
+    conn: int
+    reply: OpReply
+
+
+@dataclass(frozen=True)
+class Close:
+    """Send what is queued, then close the connection."""
+
+    conn: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Emit:
+    """An event for operators and logs. The shell numbers and dates it (seq, time are 0 here)."""
+
+    event: EventView
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The coordinator process ends: exit_code 0 after the last commit, 75 when it was fenced or outdated."""
+
+    exit_code: int
+    reason: str
+
+
+CoordinatorEffect = Persist | Send | Reply | Close | Emit | Stop
+
+# --- member --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SendHello:
+    """Answer the challenge with a Hello carrying this report and the current incarnation."""
+
+    incarnation: int
+    report: Report
+
+
+@dataclass(frozen=True)
+class SendOutdated:
+    promised: Term
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send this message to the coordinator (dropped if the connection is gone; the next Hello tells the state anew)."""
+
+    message: Message
+
+
+@dataclass(frozen=True)
+class Reconnect:
+    """Drop the connection, if any, and connect again after `delay_s`."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class PrepareRing:
+    """Begin connecting the links of this epoch; feed RingReady when they are up."""
+
+    epoch: EpochInfo
+
+
+@dataclass(frozen=True)
+class DiscardRing:
+    epoch: EpochId
+
+
+@dataclass(frozen=True)
+class EnterEpoch:
+    """Abort everything of older epochs; from now on reduce `step` in this epoch. With `retry`, buckets of the step that
+    were produced are submitted again from retained gradients, and later ones as they come.
+    `deal` is the dealt set of `step`: unchanged by retries."""
+
+    epoch: EpochInfo
+    step: int
+    deal: Deal
+    retry: bool
+    last_commit_epoch: EpochId
+
+
+@dataclass(frozen=True)
+class ApplyCommit:
+    """Step `commit.step` is true: apply the update (or skip it, by the verdict), go on with step+1."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class FollowSources:
+    """Be a shadow: fetch state and follow commits from one of these."""
+
+    sources: tuple[MemberInfo, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The job holds, or there is no coordinator: nothing to do but to wait; `reason` for status."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The member ends with this exit code (ftar_core.wire.exits)."""
+
+    exit_code: int
+    reason: str
+
+
+MemberEffect = (
+    SendHello
+    | SendOutdated
+    | Tell
+    | Reconnect
+    | PrepareRing
+    | DiscardRing
+    | EnterEpoch
+    | ApplyCommit
+    | FollowSources
+    | Wait
+    | End
+)

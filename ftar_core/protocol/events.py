@@ -1,0 +1,151 @@
+"""What can happen to the coordinator and to a member: the inputs of the two pure machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftar_core.wire.ids import EpochId, Term
+from ftar_core.wire.messages import Hello, Message, OpRequest
+
+# --- coordinator ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemberHello:
+    """An authenticated Hello arrived on connection `conn` (numbers of the service, never used twice)."""
+
+    conn: int
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class MemberMessage:
+    conn: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class ConnectionClosed:
+    conn: int
+    why: str
+
+
+@dataclass(frozen=True)
+class BeatSeen:
+    """A heartbeat with the cookie of `conn`."""
+
+    conn: int
+    phase: int
+    step: int
+    produced: int
+    reduced: int
+
+
+@dataclass(frozen=True)
+class OutdatedSeen:
+    """A member, authenticated, refuses this coordinator's term."""
+
+    promised: Term
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A request of an authenticated operator; answered by one `Reply` effect with the same conn and id."""
+
+    conn: int
+    principal: str
+    request: OpRequest
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed (the deadline that the machine asked for, or earlier)."""
+
+
+@dataclass(frozen=True)
+class RecordFailed:
+    """The store could not write the record: the effects behind the Persist were dropped, nothing of it was sent."""
+
+    reason: str
+
+
+CoordinatorEvent = (
+    MemberHello | MemberMessage | ConnectionClosed | BeatSeen | OutdatedSeen | Operator | Tick | RecordFailed
+)
+
+# --- member --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Challenged:
+    """Connected to a coordinator of this term: the machine answers with SendHello or SendOutdated."""
+
+    term: Term
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    why: str
+
+
+@dataclass(frozen=True)
+class Received:
+    message: Message
+
+
+@dataclass(frozen=True)
+class StepReduced:
+    """The session: every bucket of `step` is reduced in `epoch`, on every rank of the replica."""
+
+    step: int
+    epoch: EpochId
+    digest: int
+    finite: bool
+    loss: float | None = None
+    step_ms: float = 0.0
+    produced_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class RingReady:
+    """The native core: the links of a prepared epoch are up."""
+
+    epoch: EpochId
+
+
+@dataclass(frozen=True)
+class ShadowAt:
+    """The session of a shadow: state loaded and replayed up to and including `step`; `ready` = warmed up, following."""
+
+    step: int
+    last_commit_epoch: EpochId
+    ready: bool
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class PeerUnreachable:
+    peer: str
+    epoch: EpochId
+    reason: str
+
+
+@dataclass(frozen=True)
+class LeaveNow:
+    """The session cannot go on (exception in the update, lost state): tell the coordinator and end."""
+
+    reason: str
+    exit_code: int
+
+
+MemberEvent = (
+    Challenged
+    | Disconnected
+    | Received
+    | StepReduced
+    | RingReady
+    | ShadowAt
+    | PeerUnreachable
+    | LeaveNow
+    | Tick
+)

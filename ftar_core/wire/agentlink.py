@@ -1,0 +1,50 @@
+"""What a rank tells the agent of its node, over the agent's Unix stream socket (`FTAR_AGENT`).
+
+Frames as in codec.py. The rank sends RankRegister once, then a RankReport whenever something changed and at least every
+second. Nothing in ftar_core depends on an answer; an agent that is not there, or goes away, costs nothing but the view.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ftar_core.wire.messages import Message, Part
+
+
+class RankRegister(Message):
+    job: str
+    replica: str
+    rank: int
+    pid: int
+    rails: tuple[str, ...]
+
+
+class LinkReport(Part):
+    """One rail of one link of the ring, as the native core sees it."""
+
+    peer: str
+    rail: str
+    direction: str  # out | in
+    state: str  # UP | DOWN | PROBING | HOLD | CLOSED
+    active: bool  # carries the data now
+    reason: str
+    since_s: float
+    flaps: int
+    resumes: int
+    bytes: int
+
+
+class RankReport(Message):
+    state: str  # a replica state of section 9
+    step: int
+    term: int
+    epoch: int
+    contributors: tuple[str, ...]
+    links: tuple[LinkReport, ...]
+    last_stall_ms: float = 0.0
+    tokens_per_s: float = 0.0
+    loss: float | None = None
+
+
+FromRank = RankRegister | RankReport
+from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

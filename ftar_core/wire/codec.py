@@ -1,0 +1,89 @@
+"""The one parser of control bytes: length-prefixed MessagePack frames, bounded.
+
+A frame is a 4-byte little-endian length and that many bytes of MessagePack, at most `limit`. A stranger who has not
+proved the token gets a small limit, so that a port scan or a forged length can cost no memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ftar_core.errors import WireError
+from ftar_core.wire.messages import FromCoordinator, Message, ToCoordinator
+
+LENGTH = struct.Struct("<I")
+STRANGER_LIMIT = 64 * 1024
+FRAME_LIMIT = 16 * 1024 * 1024
+
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+to_coordinator: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
+from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """One frame, length included."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+class FrameParser(Generic[T]):
+    """Bytes in, messages out. Raises WireError once; after that the connection must be dropped."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[T], limit: int = STRANGER_LIMIT) -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+        self.limit = limit
+
+    def feed(self, data: bytes) -> list[T]:
+        """Messages completed by `data`."""
+        messages: list[T] = []
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._buffer)
+            if size == 0 or size > self.limit:
+                raise WireError(f"frame of {size} bytes (1 to {self.limit} allowed)")
+            end = LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            body = bytes(self._buffer[LENGTH.size : end])
+            del self._buffer[:end]
+            try:
+                messages.append(self._decoder.decode(body))
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                raise WireError(f"not a message of this protocol: {error}") from None
+        return messages
+
+
+def nonce() -> bytes:
+    return secrets.token_bytes(16)
+
+
+def prove(token: bytes, purpose: str, job: str, challenge: bytes) -> bytes:
+    """HMAC-SHA256 (RFC 2104) over purpose, job and the other side's nonce: shows knowledge of the token."""
+    return hmac.new(token, b"\0".join((purpose.encode(), job.encode(), challenge)), hashlib.sha256).digest()
+
+
+def proved(token: bytes, purpose: str, job: str, challenge: bytes, proof: bytes) -> bool:
+    return hmac.compare_digest(prove(token, purpose, job, challenge), proof)
+
+
+__all__ = [
+    "FRAME_LIMIT",
+    "LENGTH",
+    "STRANGER_LIMIT",
+    "FrameParser",
+    "Message",
+    "encode",
+    "from_coordinator",
+    "nonce",
+    "prove",
+    "proved",
+    "to_coordinator",
+]

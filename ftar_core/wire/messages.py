@@ -1,0 +1,380 @@
+"""Messages between members (replica leaders), operators and the coordinator. Section numbers: ARCHITECTURE.md.
+
+The handshake proves knowledge of the job token without sending it (HMAC-SHA256 challenge and response, both ways):
+
+    coordinator -> Challenge(nonce, term)
+    peer        -> Hello | OpHello (client_nonce, proof of the challenge)   or  Outdated (this coordinator's term is old)
+    coordinator -> Welcome (proof of client_nonce)                          or  Refused
+
+Every message is a msgspec struct with a tag; unknown tags, unknown fields and oversized frames are WireErrors.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Base of everything that travels on a control connection."""
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Base of what messages are made of."""
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+class Endpoint(Part):
+    """A listening socket on one rail. The UDP socket for heartbeats of that rail has the same port number."""
+
+    rail: str
+    addr: str
+    port: int
+
+
+class RankInfo(Part):
+    """Where one rank of a replica can be reached: its data links (one endpoint a rail) and its state server."""
+
+    rank: int
+    node: str
+    links: tuple[Endpoint, ...]
+    state: tuple[Endpoint, ...]
+
+
+class MemberInfo(Part):
+    replica: str
+    incarnation: int
+    slot: int  # position in the ring; the order of reduction depends on slots only
+    ranks: tuple[RankInfo, ...]
+
+
+class EpochInfo(Part):
+    """A membership. `members` are the contributors by ascending slot."""
+
+    id: EpochId
+    members: tuple[MemberInfo, ...]
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(m.replica for m in self.members)
+
+
+class Deal(Part):
+    """Which global batch each contributor trains at a step, and what is needed to deal the next (protocol/sampler.py).
+
+    A contributor without an entry has weight 0 at this step. `returned` holds batches whose contributor was lost
+    before the commit; they are dealt first, in order. `cursor` is the next batch never dealt.
+    """
+
+    batches: dict[str, int]
+    cursor: int
+    returned: tuple[int, ...] = ()
+
+
+class Report(Part):
+    """Where a member stands, told at every Hello (rule LASTEP needs last_commit_epoch)."""
+
+    step: int  # the step it is working on: all before it are committed here; 0 = holds no state
+    epoch: EpochId = NO_EPOCH
+    members: tuple[str, ...] = ()  # replicas of that epoch
+    done: bool = False  # holds the reduced result of `step` in `epoch`
+    last_commit_epoch: EpochId = NO_EPOCH  # the epoch in which step-1 was committed
+    promised: Term = NO_TERM  # the highest term it has accepted
+    deal: Deal | None = None  # the dealt set of `step` (rule ASSIGN)
+    state_digest: str = ""  # of the parameters before `step`; compared where both sides are at the first step
+
+
+class Verdict(str, Enum):
+    APPLY = "apply"
+    SKIP = "skip"  # gradients were not finite somewhere: nobody updates
+
+
+# --- handshake -----------------------------------------------------------------------------------------------------
+
+
+class Challenge(Message):
+    job: str
+    nonce: bytes
+    term: Term
+    version: int = PROTOCOL_VERSION
+
+
+class Hello(Message):
+    """A replica's leader presents itself. `incarnation` 0 asks for a new one."""
+
+    job: str
+    replica: str
+    incarnation: int
+    ranks: tuple[RankInfo, ...]
+    plan: str  # hash of the canonical bucket plan
+    report: Report
+    client_nonce: bytes
+    proof: bytes
+    version: int = PROTOCOL_VERSION
+    last_step: int = 0  # the training script wants to end after this step; 0 = no wish
+
+
+class OpHello(Message):
+    """An operator's connection (an agent on behalf of `principal`)."""
+
+    job: str
+    principal: str
+    client_nonce: bytes
+    proof: bytes
+    version: int = PROTOCOL_VERSION
+
+
+class Outdated(Message):
+    """The member has promised itself to a newer term: a coordinator that gets this exits (rule EXITREF)."""
+
+    promised: Term
+    proof: bytes
+
+
+class Welcome(Message):
+    term: Term
+    incarnation: int
+    proof: bytes
+    cookie: bytes = b""  # 16 bytes; names this connection in heartbeats
+    heartbeat_port: int = 0
+    heartbeat_interval_ms: int = 100
+    coordinator_wait_s: float = 600.0  # how long a member waits for a lost coordinator
+
+
+class Refused(Message):
+    reason: str
+    retry: bool  # False: starting again will not help
+    hint: str = ""
+
+
+# --- member -> coordinator -----------------------------------------------------------------------------------------
+
+
+class Done(Message):
+    """All buckets of `step` are reduced in `epoch` on all ranks of the replica."""
+
+    step: int
+    epoch: EpochId
+    digest: int  # of the reduced gradients; equal on all members
+    finite: bool
+    loss: float | None = None  # for the operator's eyes
+    step_ms: float = 0.0
+    produced_at: float = 0.0  # CLOCK_MONOTONIC seconds of its last gradient
+
+
+class Prepared(Message):
+    """New links for the prepared epoch are up."""
+
+    epoch: EpochId
+
+
+class CaughtUp(Message):
+    """A shadow holds the state after `step` and replays commits as they come: it can contribute from a next boundary."""
+
+    step: int
+
+
+class Progress(Message):
+    """What a shadow or a waiting member is doing, for `ftctl status`."""
+
+    state: str  # starting | fetching | replaying | spare
+    step: int = 0
+    text: str = ""
+
+
+class Unreachable(Message):
+    """No rail to `peer` works, while the coordinator is reachable."""
+
+    peer: str
+    epoch: EpochId
+    reason: str
+
+
+class RailNotice(Message):
+    """A rail of this rank changed state (for events and status)."""
+
+    peer: str
+    rail: str
+    state: str
+    reason: str
+    rank: int = 0
+
+
+class Leaving(Message):
+    """The member ends by itself and says why (an exception in the update, lost state)."""
+
+    reason: str
+
+
+# --- coordinator -> member -----------------------------------------------------------------------------------------
+
+
+class Catchup(Message):
+    """To a shadow: fetch state and follow the commit stream from one of these contributors (sent anew when they change)."""
+
+    term: Term
+    sources: tuple[MemberInfo, ...]
+
+
+class Prepare(Message):
+    """Connect the links of this epoch in the background, keep running the current one."""
+
+    term: Term
+    epoch: EpochInfo
+
+
+class PrepareCancel(Message):
+    term: Term
+    epoch: EpochId
+
+
+class NewEpoch(Message):
+    """Effective at once: abort what is in flight and reduce `step` again, every bucket, from retained gradients."""
+
+    term: Term
+    epoch: EpochInfo
+    step: int
+    deal: Deal
+    lost: dict[str, str]  # replica -> why
+    last_commit_epoch: EpochId
+
+
+class Commit(Message):
+    """Step `step`, reduced in `epoch`, is true for everybody. `next`, if given, is the membership from step+1 on."""
+
+    term: Term
+    step: int
+    epoch: EpochId
+    contributors: tuple[str, ...]
+    verdict: Verdict
+    deal: Deal  # of step + 1
+    next: EpochInfo | None = None
+    drained: tuple[str, ...] = ()  # members that leave with this commit
+    last: bool = False
+
+
+class Join(Message):
+    """To a shadow (or at the start of a job): contribute from `step` on, in this epoch."""
+
+    term: Term
+    epoch: EpochInfo
+    step: int
+    deal: Deal
+    last_commit_epoch: EpochId
+
+
+class Hold(Message):
+    """The job cannot go on yet; `reason` says what it waits for. Ends with the next NewEpoch, Join or Commit."""
+
+    term: Term
+    reason: str
+
+
+class Evicted(Message):
+    """This incarnation is out; its messages are refused from now on."""
+
+    term: Term
+    reason: str
+    rejoin: bool  # start again?
+
+
+# --- operators -----------------------------------------------------------------------------------------------------
+
+
+class OpRequest(Message):
+    """op: status | events | drain | evict | rejoin | finish | force-quorum"""
+
+    id: int
+    op: str
+    replica: str = ""
+    reason: str = ""
+    rejoin: bool = True  # evict: may it come back by itself
+    force: bool = False  # override the guard that keeps min-replicas
+    after: int = 0  # events: after this sequence number
+    dry_run: bool = False
+
+
+class OpReply(Message):
+    """code: ok | refused (by a guard) | unknown (no such replica) | conflict (not in a state for this) | failed"""
+
+    id: int
+    code: str
+    text: str
+    job: JobView | None = None
+    events: tuple[EventView, ...] = ()
+
+
+class ReplicaView(Part):
+    """state: starting suspect hung fetching replaying spare contributing draining drained evicted blocked unreachable"""
+
+    name: str
+    state: str
+    reason: str
+    since: float  # unix seconds
+    incarnation: int
+    slot: int
+    step: int
+    nodes: tuple[str, ...]
+    heartbeat_age_ms: float | None = None
+    phase: str = ""
+    loss: float | None = None
+    step_ms: float | None = None
+
+
+class StallView(Part):
+    """An incident as the coordinator saw it. stall_ms: commit - last survivor's gradient - median of 20 calm steps."""
+
+    time: float
+    kind: str  # replica-lost | replica-joined | replica-drained | step-late
+    replica: str
+    step: int
+    detect_ms: float | None
+    stall_ms: float | None
+    reason: str
+
+
+class JobView(Part):
+    """state: starting running holding recovering finished stopped"""
+
+    name: str
+    state: str
+    reason: str
+    step: int
+    term: int
+    epoch: int
+    contributors: tuple[str, ...]
+    replicas_wanted: int
+    min_replicas: int
+    replicas: tuple[ReplicaView, ...]
+    stalls: tuple[StallView, ...]
+    settings: dict[str, float]
+    step_ms_median: float | None = None
+    pid: int = 0
+    started: float = 0.0
+
+
+class EventView(Part):
+    """One thing that happened. `source` is the coordinator or a node; `seq` rises within a source's life."""
+
+    seq: int
+    time: float  # unix seconds
+    source: str
+    kind: str  # e.g. replica.lost, replica.joined, rail.down, fault.active
+    object: str  # e.g. r1, node1/rail0
+    reason: str
+    injected: bool = False
+    incident: str = ""
+
+
+ToCoordinator = (
+    Hello | OpHello | Outdated | Done | Prepared | CaughtUp | Progress | Unreachable | RailNotice | Leaving | OpRequest
+)
+FromCoordinator = (
+    Challenge | Welcome | Refused | Catchup | Prepare | PrepareCancel | NewEpoch | Commit | Join | Hold | Evicted | OpReply
+)
