@@ -1,0 +1,57 @@
+# make demo   set up, then run the main job: train, unplug, kill, drain, and show that it survives
+# make test   set up, then run the tests
+# make setup  the set-up alone (.venv at the project's root); again in a second when nothing changed
+# make check  linters, types, import rules
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+# The CPU build is enough for the demo and the tests. TORCH_PIP_ARGS takes what your mirror needs (e.g. an index option).
+TORCH ?= torch==2.13.0
+TORCH_PIP_ARGS ?=
+PIP := .venv/bin/python -m pip --disable-pip-version-check
+STAMP := .venv/.ftctl-setup
+NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*)
+
+.PHONY: setup demo test check simulation clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml $(NATIVE)
+	@say() { printf '\033[1m==> %s\033[0m\n' "$$*" >&2; }; \
+	need() { printf 'setup: %s is missing: %s\n  install it with: %s\n' "$$1" "$$2" "$$3" >&2; exit 1; }; \
+	command -v $(PYTHON) >/dev/null || need "$(PYTHON)" "nothing runs without it" "sudo apt-get install python3 python3-venv python3-dev"; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || need "Python 3.10 or newer" "$$($(PYTHON) --version) is too old" "sudo apt-get install python3.11 python3.11-venv python3.11-dev, then make PYTHON=python3.11 setup"; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || need "the venv module" "it makes .venv" "sudo apt-get install python3-venv"; \
+	$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || need "Python.h" "the native core is built against it" "sudo apt-get install python3-dev"; \
+	command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || need "a C++20 compiler" "the native core is C++" "sudo apt-get install g++"; \
+	command -v nft >/dev/null || [ -x /usr/sbin/nft ] || printf 'setup: note: nftables is missing; the demo and the tests run without it, faults that drop packets will not\n  install it with: sudo apt-get install nftables\n' >&2; \
+	[ -x .venv/bin/python ] || { say "making .venv with $$($(PYTHON) --version)"; rm -rf .venv; $(PYTHON) -m venv .venv; }; \
+	.venv/bin/python -c 'import torch' 2>/dev/null || { say "installing $(TORCH) (CPU; some minutes the first time)"; $(PIP) install --quiet $(TORCH_PIP_ARGS) '$(TORCH)'; }; \
+	say "building the native core, installing ftctl and what its tests need"; \
+	$(PIP) install --quiet --editable '.[agent,train,report,test]'; \
+	touch $(STAMP); say "ready: .venv/bin/ftctl --help"
+
+demo: setup
+	@.venv/bin/ftctl lab demo
+
+test: setup
+	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+check: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+# make simulation SEEDS=100000
+SEEDS ?= 10000
+simulation: setup
+	@.venv/bin/python -m pytest tests/simulation --seeds $(SEEDS) --timeout 0
+
+clean:
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
