@@ -1,14 +1,38 @@
 """What agents answer and accept. Version 1; unknown keys in requests are errors, unknown keys in answers are ignored.
 
 Durations are seconds (`_s`), rates Mbit/s (`_mbit`), times Unix seconds. Roles: viewer < operator < chaos.
+Every error, whatever the status, is an ErrorBody. `Authorization: Bearer TOKEN` everywhere but /healthz.
+
+| route | role | asks | answers |
+|---|---|---|---|
+| GET /healthz | none | | Alive |
+| GET /v1/node | viewer | | NodeView |
+| GET /v1/events?after=SEQ&limit=N&wait_s=S | viewer | long poll, at most 30 s | EventsAnswer |
+| GET /v1/fault-kinds | viewer | | list[FaultSpec] |
+| GET /v1/faults | viewer | | list[FaultView] (open ones, and those reverted in the last hour) |
+| POST /v1/faults | chaos | InjectRequest | FaultView |
+| GET /v1/faults/{id} | viewer | | FaultView |
+| POST /v1/faults/{id}/revert | operator | | RevertAnswer |
+| POST /v1/faults/revert-all | operator | | RevertAnswer (only those that this call reverted, or could not) |
+| POST /v1/faults/{id}/keepalive | chaos | | FaultView |
+| GET /v1/job | viewer | | JobState |
+| GET /v1/job/events?after=SEQ | viewer | | EventsAnswer |
+| POST /v1/job/replicas/{r}/drain, evict, rejoin | operator | ReplicaAction | ActionAnswer |
+| POST /v1/job/force-quorum, finish | operator | CoordinatorAction | ActionAnswer |
+| POST /v1/replicas/{r}/start, stop, restart | operator | SupervisionAction | ActionAnswer |
+| GET /metrics | viewer | | Prometheus text |
+| GET /openapi.json | viewer | | OpenAPI 3.1 |
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from agents.api.words import FaultState as FaultState
+from agents.api.words import Health as Health
+from agents.api.words import Role as Role
 
 API_VERSION = 1
 DEFAULT_PORT = 7610
@@ -23,21 +47,11 @@ class Answer(BaseModel):
 class Request(BaseModel):
     """A request to the agent; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Role(str, Enum):
-    VIEWER = "viewer"
-    OPERATOR = "operator"
-    CHAOS = "chaos"
-
-    def includes(self, other: Role) -> bool:
-        order = list(Role)
-        return order.index(self) >= order.index(other)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ErrorBody(Answer):
-    """Every error of the agent. `code` is stable (see ERROR_CODES); the three texts are shown to the user as they are."""
+    """Every error of the agent. `code` is stable (ERROR_CODES); the three texts are shown to the user as they are."""
 
     code: str
     thing: str  # what it is about: "node1/rail7", "fault f-12ab"
@@ -68,11 +82,12 @@ ERROR_CODES: dict[str, tuple[int, int]] = {
 }
 
 
-class Health(str, Enum):
-    HEALTHY = "healthy"
-    DEGRADED = "degraded"
-    UNHEALTHY = "unhealthy"
-    UNKNOWN = "unknown"
+class Alive(Answer):
+    """GET /healthz"""
+
+    ok: bool
+    node: str
+    version: str
 
 
 class AgentInfo(Answer):
@@ -180,14 +195,6 @@ class RankView(Answer):
     silent_s: float = 0.0  # since the last report
 
 
-class FaultState(str, Enum):
-    ARMED = "armed"
-    ACTIVE = "active"
-    REVERTING = "reverting"
-    REVERTED = "reverted"
-    STUCK = "stuck"
-
-
 class FaultView(Answer):
     id: str
     kind: str
@@ -260,6 +267,7 @@ class InjectRequest(Request):
     params: dict[str, Any] = Field(default_factory=dict)
     request_id: str = ""
     dry_run: bool = False  # all checks, no fault; answers what would be done
+    allow_last_rail: bool = False  # override the guard that keeps one healthy rail (`--allow-last-rail`)
     dead_man_s: float | None = None  # revert when the controller is silent for so long (POST /v1/faults/{id}/keepalive)
 
 
@@ -281,6 +289,12 @@ class CoordinatorAction(Request):
 
     reason: str
     dry_run: bool = False
+
+
+class SupervisionAction(Request):
+    """POST /v1/replicas/{replica}/{start|stop|restart}"""
+
+    reason: str
 
 
 class ActionAnswer(Answer):

@@ -1,0 +1,34 @@
+"""The few words that both the published contract and the smallest processes need (the watchdog loads no pydantic)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Role(str, Enum):
+    """viewer < operator < chaos; a role includes the ones before it."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    CHAOS = "chaos"
+
+    def includes(self, other: Role) -> bool:
+        order = list(Role)
+        return order.index(self) >= order.index(other)
+
+
+class Health(str, Enum):
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+class FaultState(str, Enum):
+    """Where a fault is in its life; the moves are a table in agents/injection/lifecycle.py."""
+
+    ARMED = "armed"
+    ACTIVE = "active"
+    REVERTING = "reverting"
+    REVERTED = "reverted"
+    STUCK = "stuck"
