@@ -1,1 +1,141 @@
-// Heartbeats from a native thread (ftar_core/wire/heartbeat.py).
+// See heartbeat.h.
+#include "heartbeat.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+#include "bytes.h"
+
+namespace ftar {
+
+namespace {
+
+constexpr auto kResolveAgain = std::chrono::seconds(2);
+
+// A UDP socket for the first address of host:port; fd -1 if it cannot be resolved now.
+struct Destination {
+  int fd = -1;
+  sockaddr_storage address{};
+  socklen_t length = 0;
+
+  void close_socket() {
+    if (fd >= 0) ::close(fd);
+    fd = -1;
+  }
+  void resolve(const std::string& host, int port) {
+    close_socket();
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_DGRAM;
+    hints.ai_flags = AI_NUMERICSERV;
+    addrinfo* found = nullptr;
+    if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return;
+    for (addrinfo* a = found; a != nullptr && fd < 0; a = a->ai_next) {
+      fd = ::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+      if (fd < 0) continue;
+      std::memcpy(&address, a->ai_addr, a->ai_addrlen);
+      length = a->ai_addrlen;
+    }
+    ::freeaddrinfo(found);
+  }
+};
+
+}  // namespace
+
+void Heartbeat::check(const Target& target) {
+  if (target.host.empty()) throw std::invalid_argument("heartbeat: the host is empty");
+  if (target.port < 1 || target.port > 65535) {
+    throw std::invalid_argument("heartbeat: port " + std::to_string(target.port) + " is not in 1..65535");
+  }
+  if (target.cookie.size() != 16) {
+    throw std::invalid_argument("heartbeat: the cookie has " + std::to_string(target.cookie.size()) +
+                                " bytes, 16 expected");
+  }
+  if (target.interval_ms < 1 || target.interval_ms > 3600000) {
+    throw std::invalid_argument("heartbeat: an interval of " + std::to_string(target.interval_ms) +
+                                " ms is not in 1..3600000");
+  }
+}
+
+Heartbeat::Heartbeat(std::string host, int port, std::string cookie, int rank, int interval_ms)
+    : target_{std::move(host), port, std::move(cookie), interval_ms}, rank_(static_cast<uint16_t>(rank)) {
+  check(target_);
+  if (rank < 0 || rank > 65535) throw std::invalid_argument("heartbeat: the rank is not in 0..65535");
+  thread_ = std::thread([this] { run(); });
+}
+
+Heartbeat::~Heartbeat() { stop(); }
+
+void Heartbeat::progress(int phase, uint64_t step, uint32_t produced, uint32_t reduced) {
+  if (phase < 0 || phase > 255) throw std::invalid_argument("heartbeat: the phase is not in 0..255");
+  std::lock_guard lock(mutex_);
+  phase_ = static_cast<uint8_t>(phase);
+  step_ = step;
+  produced_ = produced;
+  reduced_ = reduced;
+}
+
+void Heartbeat::retarget(std::string host, int port, std::string cookie, int interval_ms) {
+  Target next{std::move(host), port, std::move(cookie), interval_ms};
+  check(next);
+  std::lock_guard lock(mutex_);
+  target_ = std::move(next);
+  ++target_version_;
+  wake_.notify_all();
+}
+
+void Heartbeat::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    wake_.notify_all();
+  }
+  std::lock_guard joining(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+void Heartbeat::run() {
+  Destination to;
+  uint64_t seq = 0;
+  uint64_t version = ~uint64_t{0};
+  Target target;
+  auto resolved = std::chrono::steady_clock::time_point{};
+  bool failing = false;
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    const auto now = std::chrono::steady_clock::now();
+    if (version != target_version_ || (failing && now - resolved > kResolveAgain)) {
+      version = target_version_;
+      target = target_;
+      lock.unlock();  // resolving a name may take seconds
+      to.resolve(target.host, target.port);
+      lock.lock();
+      resolved = now;
+      failing = to.fd < 0;
+      if (version != target_version_ || stopping_) continue;
+    }
+    unsigned char d[48];
+    std::memcpy(d, "FTHB", 4);
+    d[4] = 1;
+    d[5] = phase_;
+    put16(d + 6, rank_);
+    std::memcpy(d + 8, target.cookie.data(), 16);
+    put64(d + 24, ++seq);
+    put64(d + 32, step_);
+    put32(d + 40, produced_);
+    put32(d + 44, reduced_);
+    if (to.fd >= 0) {
+      const ssize_t n = ::sendto(to.fd, d, sizeof d, MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&to.address), to.length);
+      failing = n < 0;
+    }
+    wake_.wait_until(lock, now + std::chrono::milliseconds(target.interval_ms),
+                     [&] { return stopping_ || version != target_version_; });
+  }
+  to.close_socket();
+}
+
+}  // namespace ftar
