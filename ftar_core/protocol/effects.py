@@ -21,6 +21,9 @@ class Persist:
 
 @dataclass(frozen=True)
 class Send:
+    """A `Welcome` leaves the machine with the incarnation and the settings; the shell adds what it alone knows: `proof`,
+    `cookie` and `heartbeat_port`. A list never holds more than one Persist."""
+
     conn: int
     message: Message
 
@@ -48,15 +51,22 @@ class Emit:
 
 @dataclass(frozen=True)
 class Stop:
-    """The coordinator process ends: exit_code 0 after the last commit, 75 when it was fenced or outdated."""
+    """The coordinator process ends: exit_code 0 after the last commit, 75 when it was fenced or outdated (start it again),
+    1 when the job cannot go on. With `promised`, the store must first raise its claim to at least `promised.number`, so
+    that the next life gets a term that the members accept (rule EXITREF)."""
 
     exit_code: int
     reason: str
+    promised: Term | None = None
 
 
 CoordinatorEffect = Persist | Send | Reply | Close | Emit | Stop
 
 # --- member --------------------------------------------------------------------------------------------------------
+
+
+# A member's shell begins by connecting, as if Reconnect(0) had been returned. Effects of one list are carried out in
+# order; those behind an ApplyCommit wait until the update has run.
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,10 @@ class Received:
 
 @dataclass(frozen=True)
 class StepReduced:
-    """The session: every bucket of `step` is reduced in `epoch`, on every rank of the replica."""
+    """The session: every bucket of `step` is reduced in `epoch`, on every rank of the replica.
+
+    `finite` is a property of the **reduced** gradients (equal on all members, like `digest`), so that any one survivor
+    knows the verdict after a coordinator restart."""
 
     step: int
     epoch: EpochId
@@ -115,7 +118,10 @@ class RingReady:
 
 @dataclass(frozen=True)
 class ShadowAt:
-    """The session of a shadow: state loaded and replayed up to and including `step`; `ready` = warmed up, following."""
+    """The session of a shadow: state loaded and replayed up to and including `step`; `ready` = warmed up, following.
+
+    Told at every step it follows. After Join(step=n) it is told once more with step n-1, as soon as that state is really
+    there: until then the member reports that it holds no state."""
 
     step: int
     last_commit_epoch: EpochId
@@ -139,13 +145,5 @@ class LeaveNow:
 
 
 MemberEvent = (
-    Challenged
-    | Disconnected
-    | Received
-    | StepReduced
-    | RingReady
-    | ShadowAt
-    | PeerUnreachable
-    | LeaveNow
-    | Tick
+    Challenged | Disconnected | Received | StepReduced | RingReady | ShadowAt | PeerUnreachable | LeaveNow | Tick
 )

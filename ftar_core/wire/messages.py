@@ -82,7 +82,8 @@ class Report(Part):
 
     step: int  # the step it is working on: all before it are committed here; 0 = holds no state
     epoch: EpochId = NO_EPOCH
-    members: tuple[str, ...] = ()  # replicas of that epoch
+    members: tuple[str, ...] = ()  # replicas of that epoch, by slot
+    incarnations: tuple[int, ...] = ()  # and their incarnations, in the same order
     done: bool = False  # holds the reduced result of `step` in `epoch`
     last_commit_epoch: EpochId = NO_EPOCH  # the epoch in which step-1 was committed
     promised: Term = NO_TERM  # the highest term it has accepted
@@ -376,5 +377,16 @@ ToCoordinator = (
     Hello | OpHello | Outdated | Done | Prepared | CaughtUp | Progress | Unreachable | RailNotice | Leaving | OpRequest
 )
 FromCoordinator = (
-    Challenge | Welcome | Refused | Catchup | Prepare | PrepareCancel | NewEpoch | Commit | Join | Hold | Evicted | OpReply
+    Challenge
+    | Welcome
+    | Refused
+    | Catchup
+    | Prepare
+    | PrepareCancel
+    | NewEpoch
+    | Commit
+    | Join
+    | Hold
+    | Evicted
+    | OpReply
 )
