@@ -1,0 +1,187 @@
+"""Takes gradients as backward produces them, keeps them for a retry, and hands the reduced ones back.
+
+A hook on every parameter (`register_post_accumulate_grad_hook`) copies its gradient, times the weight of this replica's
+batch, into a flat bucket and drops the original. That copy is the whole retention: when a replica is lost the step is
+reduced again from these buckets, whose bytes nobody has touched, because results arrive in buffers of their own. So a
+step holds one set of gradients for the retry and one for the results, and no third.
+
+A bucket is announced the moment its last gradient is there, while backward goes on: the all-reduce overlaps with it.
+Parameters without a gradient are filled with zeros when the step asks for the results.
+
+One backward a step. More than one (gradient accumulation) is said with `accumulate()`: inside it gradients add up in
+`.grad` as usual, and the first backward outside takes the sums. A second backward without it is an error, since buckets
+of the first may already be on their way.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+import torch
+from torch import nn
+
+from ftar_core.errors import FtarError
+from ftar_core.training.plan import BucketPlan, Slot, trainable
+
+
+class Mode(Enum):
+    """What a hook does with a gradient."""
+
+    PASS = "pass"  # leave it in .grad: no session is running
+    TAKE = "take"  # copy it into its bucket
+    ACCUMULATE = "accumulate"  # leave it in .grad until the last backward of the step
+    DISCARD = "discard"  # a shadow's warm-up step: drop it
+
+
+class GradientTaker:
+    """Hooks and buffers of one model. `on_bucket(index)` is called in the thread of backward, at most once a step and
+    bucket. Buffers live in host memory; gradients of parameters elsewhere are copied there and back."""
+
+    def __init__(self, model: nn.Module, plan: BucketPlan, on_bucket: Callable[[int], None]) -> None:
+        self.plan = plan
+        self.weight = 1.0  # of this replica's batch; set before backward
+        self.mode = Mode.PASS
+        self._on_bucket = on_bucket
+        self._lock = threading.Lock()  # several devices run backward in several threads
+        self._parameters = trainable(model)
+        self._weight_taken: float | None = None
+        self._taken: set[str] = set()
+        self._missing = [len(bucket.slots) for bucket in plan.buckets]
+        self._closed: set[int] = set()
+        self.retained = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
+        self.reduced = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
+        self._inputs = {name: _view(self.retained, slot) for name, slot in plan.slots.items()}
+        self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._make_hook(name))
+            for name, parameter in self._parameters.items()
+        ]
+
+    def _make_hook(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            self._take(name, parameter)
+
+        return hook
+
+    def _take(self, name: str, parameter: torch.Tensor) -> None:
+        mode = self.mode
+        if mode in (Mode.PASS, Mode.ACCUMULATE):
+            return
+        gradient, parameter.grad = parameter.grad, None
+        if mode is Mode.DISCARD or gradient is None:
+            return
+        slot = self.plan.slots[name]
+        with self._lock:
+            if name in self._taken or slot.bucket in self._closed:
+                raise FtarError(
+                    f"parameter {name}: a second gradient in one step, after the first was already taken",
+                    hint="wrap all but the last backward of a step in `with session.accumulate():`",
+                )
+            self._taken.add(name)
+            if self._weight_taken is None:
+                self._weight_taken = self.weight
+            weight = self._weight_taken
+        if gradient.layout is not torch.strided:
+            raise FtarError(
+                f"parameter {name}: its gradient is sparse, which cannot be all-reduced",
+                hint="make the embedding with sparse=False",
+            )
+        target = self._inputs[name]
+        target.copy_(gradient)
+        if weight != 1.0:
+            target.mul_(weight)
+        with self._lock:
+            self._missing[slot.bucket] -= 1
+            full = self._missing[slot.bucket] == 0
+            if full:
+                self._closed.add(slot.bucket)
+        if full:
+            self._on_bucket(slot.bucket)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Gradients of backwards inside add up in `.grad`; the next backward outside takes the sums."""
+        before, self.mode = self.mode, Mode.ACCUMULATE if self.mode is Mode.TAKE else self.mode
+        try:
+            yield
+        finally:
+            self.mode = before
+
+    def begin(self, mode: Mode) -> None:
+        """A new step: nothing taken, no gradient left over in `.grad`."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        with self._lock:
+            self._taken.clear()
+            self._closed.clear()
+            self._missing = [len(bucket.slots) for bucket in self.plan.buckets]
+            self._weight_taken = None
+        self.weight = 1.0
+        self.mode = mode
+
+    def finish(self, *, tokens: float, loss: float | None, weight: float | None = None) -> None:
+        """Close the step's buckets: zeros for what has no gradient, then the tally. `weight` 0 for a step without a batch.
+        A loss that is not finite is left out of the mean (the gradients tell the verdict, not the loss)."""
+        if weight is None:
+            weight = self.weight if self._weight_taken is None else self._weight_taken
+        for bucket in self.plan.buckets:
+            if bucket.index in self._closed:
+                continue
+            for slot in bucket.slots:
+                if slot.name not in self._taken:
+                    parameter = self._parameters[slot.name]
+                    if parameter.grad is not None and self.mode is Mode.TAKE and weight != 0.0:
+                        # Left by accumulate() with no backward after it for this parameter.
+                        self._inputs[slot.name].copy_(parameter.grad).mul_(weight)
+                    else:
+                        self._inputs[slot.name].zero_()
+            self._closed.add(bucket.index)
+            self._on_bucket(bucket.index)
+        tally = self.plan.tally.index
+        counted = (weight * loss, weight) if loss is not None and math.isfinite(loss) else (0.0, 0.0)
+        self.retained[tally].copy_(torch.tensor([weight, tokens, *counted], dtype=torch.float64))
+        self._closed.add(tally)
+        self._on_bucket(tally)
+
+    @property
+    def total_weight(self) -> float:
+        """Sum of the contributors' weights in the reduced tally."""
+        return float(self.reduced[-1][0])
+
+    @property
+    def total_tokens(self) -> float:
+        return float(self.reduced[-1][1])
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Weighted mean of the contributors' losses; None when nobody had a batch or a loss."""
+        weight = float(self.reduced[-1][3])
+        return float(self.reduced[-1][2]) / weight if weight > 0 else None
+
+    def average(self) -> None:
+        """The one division: reduced sums by the summed weight, in place."""
+        weight = self.total_weight
+        if weight in (0.0, 1.0):
+            return
+        for bucket in self.plan.buckets:
+            self.reduced[bucket.index].div_(weight)
+
+    def give_back(self) -> None:
+        """Every parameter's `.grad` becomes its reduced gradient (a view of the result buffer where the device allows)."""
+        for name, parameter in self._parameters.items():
+            output = self._outputs[name]
+            parameter.grad = output if parameter.device == output.device else output.to(parameter.device)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.mode = Mode.PASS
+
+
+def _view(buffers: list[torch.Tensor], slot: Slot) -> torch.Tensor:
+    return buffers[slot.bucket][slot.offset : slot.offset + slot.count].view(slot.shape)
