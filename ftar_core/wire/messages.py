@@ -3,8 +3,8 @@
 The handshake proves knowledge of the job token without sending it (HMAC-SHA256 challenge and response, both ways):
 
     coordinator -> Challenge(nonce, term)
-    peer        -> Hello | OpHello (client_nonce, proof of the challenge)   or  Outdated (this coordinator's term is old)
-    coordinator -> Welcome (proof of client_nonce)                          or  Refused
+    peer        -> Hello | OpHello (client_nonce, proof of the challenge)   or  Outdated (this term is old)
+    coordinator -> Welcome (proof of client_nonce)                          or  Refused (with a proof)
 
 Every message is a msgspec struct with a tag; unknown tags, unknown fields and oversized frames are WireErrors.
 """
@@ -152,6 +152,7 @@ class Refused(Message):
     reason: str
     retry: bool  # False: starting again will not help
     hint: str = ""
+    proof: bytes = b""  # of client_nonce, filled in by the service: a stranger on the port cannot end a running member
 
 
 # --- member -> coordinator -----------------------------------------------------------------------------------------

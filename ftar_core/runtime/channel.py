@@ -1,0 +1,113 @@
+"""A non-blocking TCP socket that carries frames both ways: the one place where control bytes meet a socket.
+
+Used by both ends of the control connection. Bounded in both directions: the parser bounds what a sender can make us
+keep, WRITE_CAP_BYTES what a slow reader can. Vanished hosts (no FIN, no RST) are noticed by TCP itself: unacknowledged
+data within TCP_USER_TIMEOUT (tcp(7), RFC 5482), silence by keep-alive probes. Both are slow on purpose: they are the
+last resort behind heartbeats, and a rail that flaps for a few seconds must not cost the control connection.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ftar_core.errors import WireError
+from ftar_core.wire.codec import FrameParser, encode
+
+T = TypeVar("T")
+READ_CHUNK_BYTES = 256 * 1024
+# A member's largest message is a few KiB; one that is a thousand messages behind does not read any more.
+WRITE_CAP_BYTES = 8 * 1024 * 1024
+USER_TIMEOUT_MS = 10_000
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
+
+
+def tune(sock: socket.socket) -> None:
+    """Non-blocking, no Nagle delay, and an end in bounded time when the other host vanishes."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+    ):
+        option = getattr(socket, name, None)  # Linux has them all; elsewhere heartbeats have to do
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class Channel(Generic[T]):
+    """Owns `sock`. Once `broken` is not empty (it says why), nothing is sent or received any more.
+
+    A failed write alone does not set it: what the other side said before it went (a last commit, a refusal) may still
+    lie in the receive buffer, and the reader comes to the end of it by itself.
+    """
+
+    def __init__(self, sock: socket.socket, parser: FrameParser[T]) -> None:
+        tune(sock)
+        self.sock = sock
+        self.parser = parser
+        self.broken = ""
+        self._out = bytearray()
+        self._deaf = False  # the other side takes nothing any more
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes accepted by `send` that the kernel has not taken yet."""
+        return len(self._out)
+
+    def receive(self) -> list[T]:
+        """What has arrived, up to READ_CHUNK_BYTES a call (so that one talker cannot starve the others)."""
+        if self.broken:
+            return []
+        try:
+            data = self.sock.recv(READ_CHUNK_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            self.broken = f"connection lost: {error.strerror or error}"
+            return []
+        if not data:
+            self.broken = "connection closed by the other side"
+            return []
+        try:
+            return self.parser.feed(data)
+        except WireError as error:
+            self.broken = str(error)
+            return []
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue one message and give the kernel what it takes now."""
+        if self.broken or self._deaf:
+            return
+        frame = encode(message)
+        if len(self._out) + len(frame) > WRITE_CAP_BYTES:
+            self.broken = f"it does not read: {len(self._out)} bytes are waiting for it"
+            return
+        self._out += frame
+        self.flush()
+
+    def flush(self) -> None:
+        """Give the kernel what it takes now; call when the socket is writable and `pending_bytes` is not 0."""
+        while self._out and not self.broken:
+            try:
+                sent = self.sock.send(self._out)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._deaf = True
+                self._out.clear()
+                return
+            del self._out[:sent]
+
+    def close(self) -> None:
+        if not self.broken:
+            self.broken = "closed"
+        self.sock.close()

@@ -1,0 +1,180 @@
+"""The environment of a rank, read once and checked: the one reader of settings on the training side.
+
+Every wrong value is a SettingsError that names the variable, the reason and the fix, before any socket is opened: a
+typing error found after ten minutes in a queue costs more than all these checks together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ftar_core.errors import SettingsError
+from ftar_core.runtime.rails import Interfaces, Rail, interfaces, parse_rails
+from ftar_core.wire.address import Address, parse_address
+from ftar_core.wire.ids import valid_name
+from ftar_core.wire.tokens import read_token
+
+DEFAULT_RAILS = "lo=127.0.0.1"
+KNOWN = (
+    "FTAR_AGENT",
+    "FTAR_COORDINATOR",
+    "FTAR_JOB",
+    "FTAR_JOURNAL",
+    "FTAR_NODE",
+    "FTAR_RAILS",
+    "FTAR_REPLICA",
+    "FTAR_TOKEN_FILE",
+)
+# As near to a known name as FTAR_RAIL is to FTAR_RAILS; other names are left to the programs they belong to.
+_TYPING_ERROR = 0.9
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a rank knows about its place in the job (ARCHITECTURE.md, "Environment of a rank")."""
+
+    coordinator: Address
+    job: str
+    replica: str
+    token: bytes = field(repr=False)
+    rails: tuple[Rail, ...]
+    node: str
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    agent: Path | None = None  # the agent's ranks socket
+    journal: Path | None = None  # directory for the JSON lines of each step
+    coordinator_wait_s: float = 600.0  # until a Welcome says otherwise
+
+
+def read_settings(
+    environment: Mapping[str, str] | None = None, look: Callable[[], Interfaces] = interfaces
+) -> Settings:
+    """Settings from FTAR_* and from torchrun's RANK, WORLD_SIZE and LOCAL_RANK. Raises SettingsError.
+
+    `environment` stands in for os.environ, `look` for the machine's network interfaces.
+    """
+    env = os.environ if environment is None else environment
+    _typing_errors(env)
+    world_size = _number(env, "WORLD_SIZE", default=1, lowest=1)
+    rank = _number(env, "RANK", default=0, lowest=0)
+    local_rank = _number(env, "LOCAL_RANK", default=0, lowest=0)
+    if rank >= world_size:
+        raise SettingsError(
+            f"RANK={rank}: WORLD_SIZE is {world_size}, so the highest rank is {world_size - 1}",
+            hint="start the ranks with torchrun, or set both by hand (RANK counts inside one replica)",
+        )
+    if world_size > 1:
+        raise SettingsError(
+            f"WORLD_SIZE={world_size}: several ranks in one replica are not supported yet",
+            hint="start each replica as one process: WORLD_SIZE=1, and a FTAR_REPLICA of its own for each",
+        )
+    return Settings(
+        coordinator=_coordinator(env),
+        job=_name(env, "FTAR_JOB"),
+        replica=_name(env, "FTAR_REPLICA"),
+        token=_token(env),
+        rails=parse_rails(env.get("FTAR_RAILS", "").strip() or DEFAULT_RAILS, look),
+        node=_node(env),
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        agent=_agent(env),
+        journal=_journal(env),
+    )
+
+
+def _required(env: Mapping[str, str], variable: str, example: str) -> str:
+    value = env.get(variable, "").strip()
+    if not value:
+        raise SettingsError(f"{variable} is not set", hint=f"set it, for example: export {variable}={example}")
+    return value
+
+
+def _coordinator(env: Mapping[str, str]) -> Address:
+    text = _required(env, "FTAR_COORDINATOR", "127.0.0.1:7600")
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise SettingsError(
+            f"FTAR_COORDINATOR={error}", hint="write the address that ftar-coordinator listens on, HOST:PORT"
+        ) from None
+
+
+def _name(env: Mapping[str, str], variable: str) -> str:
+    value = _required(env, variable, "demo" if variable == "FTAR_JOB" else "r0")
+    if not valid_name(value):
+        raise SettingsError(
+            f"{variable}={value!r}: not a valid name",
+            hint="use 1 to 63 of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends",
+        )
+    return value
+
+
+def _token(env: Mapping[str, str]) -> bytes:
+    return read_token(Path(_required(env, "FTAR_TOKEN_FILE", "/path/to/token")), "FTAR_TOKEN_FILE")
+
+
+def _node(env: Mapping[str, str]) -> str:
+    given = env.get("FTAR_NODE", "").strip()
+    if given:
+        return _name(env, "FTAR_NODE")
+    host = socket.gethostname().lower().partition(".")[0]
+    if not valid_name(host):
+        raise SettingsError(
+            f"this host's name {host!r} is not a valid node name", hint="set one, for example: export FTAR_NODE=node0"
+        )
+    return host
+
+
+def _agent(env: Mapping[str, str]) -> Path | None:
+    text = env.get("FTAR_AGENT", "").strip()
+    if not text:
+        return None
+    if len(os.fsencode(text)) > 107:  # sun_path of unix(7), without the final zero byte
+        raise SettingsError(
+            f"FTAR_AGENT={text}: longer than the 107 bytes of a Unix socket's path",
+            hint="put the agent's ranks socket into a directory with a shorter path, such as /run",
+        )
+    return Path(text)  # it need not exist: the agent may start later
+
+
+def _journal(env: Mapping[str, str]) -> Path | None:
+    text = env.get("FTAR_JOURNAL", "").strip()
+    if not text:
+        return None
+    path = Path(text)
+    if not path.is_dir():
+        what = "not a directory" if path.exists() else "no such directory"
+        raise SettingsError(f"FTAR_JOURNAL={text}: {what}", hint=f"run: mkdir -p {text}, or unset FTAR_JOURNAL")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise SettingsError(f"FTAR_JOURNAL={text}: this user may not write there", hint="choose another directory")
+    return path
+
+
+def _number(env: Mapping[str, str], variable: str, *, default: int, lowest: int) -> int:
+    text = env.get(variable, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or int(text) < lowest:
+        raise SettingsError(
+            f"{variable}={text!r}: a whole number of at least {lowest} is expected",
+            hint=f"torchrun sets it; by hand: export {variable}={default}, or unset it",
+        )
+    return int(text)
+
+
+def _typing_errors(env: Mapping[str, str]) -> None:
+    for variable in sorted(env):
+        if not variable.startswith("FTAR_") or variable in KNOWN:
+            continue
+        near = difflib.get_close_matches(variable, KNOWN, n=1, cutoff=_TYPING_ERROR)
+        if near:
+            raise SettingsError(
+                f"{variable} is no setting of ours, {near[0]} is", hint=f"rename it: export {near[0]}=..., or unset it"
+            )
