@@ -30,9 +30,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agents.api.words import FaultState as FaultState
-from agents.api.words import Health as Health
-from agents.api.words import Role as Role
+from agents.api.words import FaultState as FaultState  # noqa: PLC0414 (part of the contract)
+from agents.api.words import Health as Health  # noqa: PLC0414 (part of the contract)
+from agents.api.words import Role as Role  # noqa: PLC0414 (part of the contract)
 
 API_VERSION = 1
 DEFAULT_PORT = 7610
@@ -210,6 +210,7 @@ class FaultView(Answer):
     undo: list[str] = Field(default_factory=list)  # commands that undo it by hand
     irreversible: bool = False
     params: dict[str, Any] = Field(default_factory=dict)
+    request_id: str = ""  # of the InjectRequest: finds the fault when the answer to it was lost
 
 
 class FaultParam(Answer):

@@ -1,0 +1,21 @@
+"""The faults there are. Explicit: a fault that is not in this list does not exist, and importing a file adds none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agents.faults.contract import Fault
+from agents.faults.link_down import LinkDown
+from agents.faults.noop import Noop
+
+AnyFault = Fault[Any]  # each fault fixes the type of its own record; a list of them cannot
+
+CATALOG: dict[str, AnyFault] = {fault.kind: fault for fault in (Noop(), LinkDown())}
+
+
+def read_undo(fault: AnyFault, raw: bytes) -> msgspec.Struct:
+    """A fault's record as it was written. Raises msgspec.ValidationError or DecodeError."""
+    record: msgspec.Struct = msgspec.json.decode(raw, type=fault.undo_type)
+    return record

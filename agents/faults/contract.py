@@ -1,0 +1,110 @@
+"""The contract of a fault: look, plan, do, look again, undo, look again.
+
+A fault never decides when it runs, for how long, or whether it may: that is agents/injection. It says what it would
+change (`plan`: everything needed to take it back, which goes to disk before anything happens), changes it (`inject`),
+takes it back (`undo`, which may be called any number of times, by any process, after any crash), and looks at the real
+system (`probe`), because a call that returned is no proof that something happened, and one that failed is none that it
+did not.
+
+Faults import neither pydantic nor FastAPI: the watchdog loads them in a process that must start and stay small.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import msgspec
+
+from agents.host.machine import Machine
+
+ParamValue = bool | int | float | str
+Params = dict[str, ParamValue]
+
+
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a fault is aimed at, by name; the kind of fault says which field it needs."""
+
+    node: str
+    nic: str = ""
+    replica: str = ""
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.node, self.nic or self.replica) if part)
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter a user may give. `type`: int, float, str or bool; numbers may have limits."""
+
+    name: str
+    type: str
+    help: str
+    unit: str = ""
+    default: ParamValue | None = None  # None: required
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why not. `code` is one of agents.api.models.ERROR_CODES; `hint` the next command or the flag that overrides."""
+
+    code: str
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the real system shows. `in_force` None: it cannot be told, which counts as yes."""
+
+    in_force: bool | None
+    sentence: str
+
+
+U = TypeVar("U", bound=msgspec.Struct)
+
+
+class Fault(ABC, Generic[U]):
+    """One kind of fault; stateless, so that agent and watchdog can each hold one. Host failures raise HostError."""
+
+    kind: ClassVar[str]
+    summary: ClassVar[str]  # one sentence, shown in help
+    target: ClassVar[str]  # nic | replica | node
+    params: ClassVar[tuple[Param, ...]] = ()
+    irreversible: ClassVar[bool] = False
+    undo_type: type[U]
+
+    def unsupported(self, machine: Machine) -> str:
+        """Why this machine cannot do it; empty if it can."""
+        return ""
+
+    @abstractmethod
+    def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
+        """None if it can be done to this target now. Changes nothing."""
+
+    @abstractmethod
+    def plan(self, machine: Machine, target: Target, params: Params) -> U:
+        """The undo record: all that is needed to take it back, read from the system before the change."""
+
+    @abstractmethod
+    def inject(self, machine: Machine, undo: U) -> None:
+        """Make the change. Reads only the record, so that what is done is what was written down."""
+
+    def settled(self, machine: Machine, undo: U) -> U:
+        """The record after the change, narrowed to what the change really took away. Same record by default."""
+        return undo
+
+    @abstractmethod
+    def undo(self, machine: Machine, undo: U) -> str:
+        """Take it back and say what was done. Idempotent; leaves alone what others changed meanwhile."""
+
+    @abstractmethod
+    def probe(self, machine: Machine, undo: U) -> Probe:
+        """Is it in force?"""
+
+    @abstractmethod
+    def by_hand(self, undo: U) -> list[str]:
+        """Commands with which a person can take it back when the agent could not."""

@@ -1,0 +1,35 @@
+"""Files under /sys, read through a root that is a setting, so that trees saved from real machines can be test data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MAX_BYTES = 64 * 1024  # a sysfs attribute is at most a page; this bounds whatever lies under a test's root
+
+
+class Sysfs:
+    def __init__(self, root: Path = Path("/sys")) -> None:
+        self.root = root
+
+    def text(self, path: str) -> str | None:
+        """The attribute's text without surrounding blanks; None if it is not there or has no value now (EINVAL)."""
+        try:
+            with (self.root / path).open("rb") as file:
+                return file.read(MAX_BYTES).decode("utf-8", "replace").strip()
+        except OSError:
+            return None
+
+    def number(self, path: str) -> int | None:
+        text = self.text(path)
+        try:
+            return int(text, 0) if text else None
+        except ValueError:
+            return None
+
+    def virtual_functions(self, nic: str) -> int:
+        """How many SR-IOV virtual functions hang on this NIC (sysfs sriov_numvfs); 0 for NICs without them."""
+        return self.number(f"class/net/{nic}/device/sriov_numvfs") or 0
+
+    def shows(self, nic: str, index: int) -> bool:
+        """True if this sysfs is of our network namespace, as far as `nic` tells."""
+        return self.number(f"class/net/{nic}/ifindex") == index
