@@ -1,0 +1,259 @@
+"""One agent, asked over HTTP: a Unix socket, TLS, or plain HTTP on loopback.
+
+What comes back is not trusted: bodies are bounded, redirects are not followed (a token must not travel to where an
+answer points), answers are checked against the published contract, and everything has a deadline. Proxies in the
+environment are ignored: agents are on the management network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from agents.api.models import (
+    ERROR_CODES,
+    ActionAnswer,
+    Alive,
+    CoordinatorAction,
+    ErrorBody,
+    EventsAnswer,
+    FaultSpec,
+    FaultView,
+    InjectRequest,
+    JobState,
+    NodeView,
+    ReplicaAction,
+    RevertAnswer,
+)
+from ftctl.config import Inventory, Node
+from ftctl.context import World
+from ftctl.durations import show
+from ftctl.errors import AgentRefused, AgentUnreachable, CliError
+from ftctl.exit_codes import ExitCode
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+# An action is answered when it has been carried out and probed, or the coordinator has decided: longer than a read.
+ACTION_TIMEOUT_S = 20.0
+
+T = TypeVar("T")
+
+
+@lru_cache(maxsize=256)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+class AgentClient:
+    """The calls of agents.api.models, each within `timeout_s` (actions: at least ACTION_TIMEOUT_S).
+
+    Every call raises AgentUnreachable, AgentRefused, or CliError when the answer is not of the contract.
+    """
+
+    def __init__(self, node: Node, http: httpx.AsyncClient, timeout_s: float) -> None:
+        self.node = node.name
+        self._node = node
+        self._http = http
+        self.timeout_s = timeout_s
+
+    async def alive(self) -> Alive:
+        return await self._get("/healthz", Alive)
+
+    async def view(self) -> NodeView:
+        return await self._get("/v1/node", NodeView)
+
+    async def fault_kinds(self) -> list[FaultSpec]:
+        return await self._get("/v1/fault-kinds", list[FaultSpec])
+
+    async def faults(self) -> list[FaultView]:
+        """Open ones, and those reverted in the last hour."""
+        return await self._get("/v1/faults", list[FaultView])
+
+    async def inject(self, request: InjectRequest) -> FaultView:
+        return await self._post("/v1/faults", request, FaultView)
+
+    async def revert(self, fault: str) -> RevertAnswer:
+        return await self._post(f"/v1/faults/{quote(fault, safe='')}/revert", None, RevertAnswer)
+
+    async def revert_all(self) -> RevertAnswer:
+        return await self._post("/v1/faults/revert-all", None, RevertAnswer)
+
+    async def events(self, after: int = 0, *, limit: int = 1000, wait_s: float = 0.0) -> EventsAnswer:
+        query = {"after": str(after), "limit": str(limit), "wait_s": str(wait_s)}
+        return await self._get("/v1/events", EventsAnswer, query, extra_s=wait_s)
+
+    async def job(self) -> JobState:
+        return await self._get("/v1/job", JobState)
+
+    async def job_events(self, after: int = 0) -> EventsAnswer:
+        return await self._get("/v1/job/events", EventsAnswer, {"after": str(after)})
+
+    async def replica_action(self, verb: str, replica: str, request: ReplicaAction) -> ActionAnswer:
+        """`verb`: drain, evict or rejoin."""
+        return await self._post(f"/v1/job/replicas/{quote(replica, safe='')}/{verb}", request, ActionAnswer)
+
+    async def force_quorum(self, request: CoordinatorAction) -> ActionAnswer:
+        return await self._post("/v1/job/force-quorum", request, ActionAnswer)
+
+    # --- one request -------------------------------------------------------------------------------------------------
+
+    async def _get(
+        self, path: str, kind: type[T], query: Mapping[str, str] | None = None, *, extra_s: float = 0.0
+    ) -> T:
+        return await self._call("GET", path, kind, query=query, deadline_s=self.timeout_s + extra_s)
+
+    async def _post(self, path: str, body: BaseModel | None, kind: type[T]) -> T:
+        content = body.model_dump_json(exclude_none=True).encode() if body is not None else b""
+        return await self._call("POST", path, kind, content=content, deadline_s=max(self.timeout_s, ACTION_TIMEOUT_S))
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        deadline_s: float,
+        query: Mapping[str, str] | None = None,
+        content: bytes = b"",
+    ) -> T:
+        sent = False
+
+        async def trace(event: str, _info: Mapping[str, Any]) -> None:
+            nonlocal sent
+            sent = sent or event.endswith("send_request_headers.started")
+
+        headers = {"content-type": "application/json"} if content else {}
+        request = self._http.build_request(
+            method, path, params=query, content=content or None, headers=headers, extensions={"trace": trace}
+        )
+        try:
+            status, body = await asyncio.wait_for(self._exchange(request), deadline_s)
+        except (asyncio.TimeoutError, httpx.TimeoutException):
+            raise AgentUnreachable(
+                self.node,
+                f"no answer within {show(deadline_s)}",
+                hint="give it longer with --timeout, or look at the agent on that node",
+                indefinite=sent and method == "POST",
+            ) from None
+        except httpx.HTTPError as error:
+            raise AgentUnreachable(
+                self.node, self._why(error), hint=self._start_hint(), indefinite=sent and method == "POST"
+            ) from None
+        if status != 200:
+            raise self._refusal(status, body)
+        try:
+            answer: T = _adapter(kind).validate_json(body)  # type: ignore[arg-type]
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise CliError(
+                f"agent of {self.node}",
+                f"its answer to {method} {path} is not of this version's contract ({where}: {first['msg']})",
+                "compare the versions: ftctl version, and ft-agent on that node",
+            ) from None
+        return answer
+
+    async def _exchange(self, request: httpx.Request) -> tuple[int, bytes]:
+        response = await self._http.send(request, stream=True)
+        try:
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise CliError(f"agent of {self.node}", f"its answer is larger than {MAX_BODY_BYTES} bytes")
+            return response.status_code, bytes(body)
+        finally:
+            await response.aclose()
+
+    def _refusal(self, status: int, body: bytes) -> CliError:
+        if 300 <= status < 400:
+            return CliError(
+                f"agent of {self.node}",
+                f"answered with a redirect (HTTP {status}), which is not followed",
+                f"correct the url of {self.node} in the inventory",
+            )
+        try:
+            error = ErrorBody.model_validate_json(body)
+        except ValidationError:
+            return CliError(
+                f"agent of {self.node}",
+                f"answered HTTP {status} without saying why; perhaps something else listens on {self._node.url}",
+                f"correct the url of {self.node} in the inventory",
+            )
+        code = ExitCode(ERROR_CODES[error.code][1]) if error.code in ERROR_CODES else ExitCode.FAILED
+        hint = error.hint
+        if not hint and error.code == "unauthorized":
+            hint = "give the token of this cluster: token_file in the inventory, or --token-file"
+        return AgentRefused(
+            self.node, error.code, printable(error.thing), printable(error.reason), hint=printable(hint), code=code
+        )
+
+    def _why(self, error: httpx.HTTPError) -> str:
+        """Why there is no connection, in words."""
+        where = self._node.socket or self._node.url
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return f"its certificate is not accepted: {cause.verify_message}"
+            if isinstance(cause, ssl.SSLError):
+                return f"no TLS on {where} ({cause.reason or cause})"
+            if isinstance(cause, OSError) and cause.errno is not None:
+                return {
+                    errno.ENOENT: f"its socket {where} is not there (the agent is not running)",
+                    errno.ECONNREFUSED: f"nobody listens on {where} (the agent is not running)",
+                    errno.EACCES: f"no permission to open {where}",
+                }.get(cause.errno, f"{where}: {cause.strerror or cause}")
+            cause = cause.__cause__ or cause.__context__
+        return f"{where}: {error or type(error).__name__}"
+
+    def _start_hint(self) -> str:
+        return f"look at the agent on {self.node}; if it is a lab's: ftctl lab status"
+
+
+def printable(text: str) -> str:
+    """A text from the network without control characters, which could rewrite the user's terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:2000])
+
+
+def open_http(world: World, inventory: Inventory, node: Node, context: ssl.SSLContext | None) -> httpx.AsyncClient:
+    """The HTTP client for one agent. `context` is needed for https only."""
+    transport = world.transport(node.url)
+    if transport is None:
+        limits = httpx.Limits(max_connections=4, max_keepalive_connections=2)
+        if node.socket is not None:
+            transport = httpx.AsyncHTTPTransport(uds=str(node.socket), verify=_no_tls(), limits=limits)
+        else:
+            transport = httpx.AsyncHTTPTransport(verify=context or _no_tls(), limits=limits)
+    return httpx.AsyncClient(
+        transport=transport,
+        base_url=node.base_url,
+        headers={"authorization": f"Bearer {inventory.token}", "user-agent": "ftctl"},
+        follow_redirects=False,
+        trust_env=False,
+        timeout=None,  # noqa: S113 - every call has its deadline in _call
+    )
+
+
+@lru_cache(maxsize=1)
+def _no_tls() -> ssl.SSLContext:
+    """httpx wants a context even where no TLS is spoken; one that trusts nobody costs nothing to make."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def tls_context(inventory: Inventory) -> ssl.SSLContext | None:
+    """For the https nodes of an inventory, made once. Raises CliError when the CA file is none."""
+    if not any(node.base_url.startswith("https:") for node in inventory.nodes):
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(inventory.ca_file) if inventory.ca_file else None)
+    except (OSError, ssl.SSLError) as error:
+        raise CliError(
+            f"ca_file {inventory.ca_file}", f"no certificates in PEM form: {error}", code=ExitCode.USAGE
+        ) from None

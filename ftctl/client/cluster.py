@@ -1,0 +1,255 @@
+"""All agents of an inventory, asked at the same time; and the job, asked through any one of them.
+
+One dead agent costs a row and never the answer: `each` returns, for every node, its answer or its error. Job-level
+requests need one agent that reaches the coordinator: `any_agent` tries the preferred ones first and goes on to the next
+as soon as one fails or is slow, because which agent is alive is exactly what is in doubt when the tool is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agents.api.models import FaultView, JobState, NodeView
+from ftctl.client.agent import AgentClient, open_http, tls_context
+from ftctl.config import Flags, Inventory, load
+from ftctl.context import World
+from ftctl.errors import AgentRefused, AgentUnreachable, CliError, UsageProblem
+from ftctl.exit_codes import ExitCode
+from ftctl.options import OutputFormat
+
+T = TypeVar("T")
+
+MAX_CONCURRENT = 256  # open connections at once; enough to ask 1,000 agents in a few round trips
+HEDGE_S = 0.3  # an agent answers in milliseconds; after this long the next one is asked as well
+JOB_TRIES = 4  # how many agents are asked for the job: a dead coordinator is dead for all of them
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """What one agent said about its node: `view`, or `error`."""
+
+    name: str
+    view: NodeView | None
+    error: CliError | None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The cluster as seen from here, at `time` (Unix seconds): `job` or `job_error`."""
+
+    time: float
+    job_name: str
+    nodes: tuple[NodeAnswer, ...]
+    job: JobState | None
+    job_error: CliError | None
+
+    def views(self) -> list[NodeView]:
+        return [node.view for node in self.nodes if node.view is not None]
+
+    def faults(self) -> list[FaultView]:
+        return [fault for view in self.views() for fault in view.faults]
+
+    def unreachable(self) -> list[str]:
+        return [node.name for node in self.nodes if isinstance(node.error, AgentUnreachable)]
+
+    def replica_names(self) -> list[str]:
+        """Every replica that anybody has heard of: the coordinator, a supervising agent, or a rank's own report."""
+        names = {replica.name for replica in self.job.replicas} if self.job else set()
+        for view in self.views():
+            names |= {process.replica for process in view.processes}
+            names |= {rank.replica for rank in view.ranks if rank.job == self.job_name}
+        return sorted(names)
+
+    def supervisors(self, replica: str) -> list[str]:
+        """Nodes whose agent keeps this replica's processes running."""
+        return [view.name for view in self.views() if any(p.replica == replica for p in view.processes)]
+
+    def hosts(self, replica: str) -> list[str]:
+        """Nodes that run this replica, those that supervise it first."""
+        hosts = self.supervisors(replica)
+        hosts += [v.name for v in self.views() if any(r.replica == replica and r.job == self.job_name for r in v.ranks)]
+        for state in self.job.replicas if self.job else []:
+            if state.name == replica:
+                hosts += state.nodes
+        return list(dict.fromkeys(hosts))
+
+    def replica(self, text: str) -> str:
+        """The replica called `r1` or `JOB/r1`. Raises UsageProblem when nobody knows it."""
+        name = short_name(text, self.job_name)
+        names = self.replica_names()
+        if name in names:
+            return name
+        if missing := self.unreachable():
+            known = f"{', '.join(names) or 'none'}; no answer from {', '.join(missing)}"
+        else:
+            known = ", ".join(names) or "none"
+        raise UsageProblem(f"replica {name}", f"unknown in job {self.job_name} (known: {known})", "ftctl status")
+
+
+def short_name(text: str, job: str) -> str:
+    """`r1` of `r1` or `JOB/r1`. Raises UsageProblem when the job is another one."""
+    before, slash, name = text.rpartition("/")
+    if slash and before != job:
+        raise UsageProblem(f"replica {text}", f"this inventory is of job {job}, not {before}")
+    if not name:
+        raise UsageProblem(f"replica {text!r}", "a name like r1 or JOB/r1 is expected")
+    return name
+
+
+class Agents:
+    """Open connections to all agents of an inventory."""
+
+    def __init__(self, world: World, inventory: Inventory, timeout_s: float) -> None:
+        self.world = world
+        self.inventory = inventory
+        self.timeout_s = timeout_s
+        self._clients: dict[str, AgentClient] = {}
+        self._stack = AsyncExitStack()
+        self._tickets = asyncio.Semaphore(MAX_CONCURRENT)
+        self._tls = tls_context(inventory)
+
+    async def __aenter__(self) -> Agents:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
+
+    async def client(self, node: str) -> AgentClient:
+        """Raises UsageProblem when the inventory has no such node."""
+        if node not in self._clients:
+            entry = self.inventory.node(node)
+            http = await self._stack.enter_async_context(open_http(self.world, self.inventory, entry, self._tls))
+            self._clients[node] = AgentClient(entry, http, self.timeout_s)
+        return self._clients[node]
+
+    async def each(
+        self, ask: Callable[[AgentClient], Awaitable[T]], nodes: Iterable[str] | None = None
+    ) -> dict[str, T | CliError]:
+        """Ask several agents (all by default) at the same time. The answers keep the inventory's order."""
+        names = list(nodes) if nodes is not None else [node.name for node in self.inventory.nodes]
+
+        async def one(name: str) -> T | CliError:
+            try:
+                client = await self.client(name)
+                async with self._tickets:
+                    return await ask(client)
+            except CliError as error:
+                return error
+
+        return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+
+    async def any_agent(
+        self, ask: Callable[[AgentClient], Awaitable[T]], prefer: Iterable[str] = (), *, only_preferred: bool = False
+    ) -> T:
+        """A question about the job, from the first agent that can answer it. For reads only: it may be asked twice.
+
+        Raises the most telling error when nobody could answer.
+        """
+        names = self._order(prefer, only_preferred)[:JOB_TRIES]
+        waiting: set[asyncio.Task[T]] = set()
+        errors: list[CliError] = []
+
+        async def one(name: str) -> T:
+            return await ask(await self.client(name))
+
+        try:
+            while names or waiting:
+                if names:
+                    waiting.add(asyncio.create_task(one(names.pop(0))))
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=HEDGE_S if names else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    error = task.exception()
+                    if error is None:
+                        return task.result()
+                    if not isinstance(error, CliError):
+                        raise error
+                    errors.append(error)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        raise _most_telling(errors)
+
+    async def act(
+        self, ask: Callable[[AgentClient], Awaitable[T]], prefer: Iterable[str] = (), *, only_preferred: bool = False
+    ) -> T:
+        """An action on the job, through one agent after the other until one has accepted or refused it.
+
+        The next agent is tried only when the action surely did not happen: it must never be done twice.
+        """
+        errors: list[CliError] = []
+        for name in self._order(prefer, only_preferred)[:JOB_TRIES]:
+            try:
+                return await ask(await self.client(name))
+            except AgentUnreachable as error:
+                if error.indefinite:
+                    raise
+                errors.append(error)
+        raise _most_telling(errors)
+
+    async def snapshot(self) -> Snapshot:
+        """Ask all agents for their nodes, and one for the job, all at the same time."""
+
+        async def job() -> JobState | CliError:
+            try:
+                return await self.any_agent(AgentClient.job)
+            except CliError as error:
+                return error
+
+        answers, state = await asyncio.gather(self.each(AgentClient.view), job())
+        nodes = tuple(
+            NodeAnswer(name, None, answer) if isinstance(answer, CliError) else NodeAnswer(name, answer, None)
+            for name, answer in answers.items()
+        )
+        errors = [node.error for node in nodes if isinstance(node.error, AgentRefused)]
+        if len(errors) == len(nodes) and all(error.error_code == "unauthorized" for error in errors):
+            raise errors[0]  # one sentence about the token says more than a table of the same refusal
+        return Snapshot(
+            time=self.world.unix_time(),
+            job_name=self.inventory.job,
+            nodes=nodes,
+            job=None if isinstance(state, CliError) else state,
+            job_error=state if isinstance(state, CliError) else None,
+        )
+
+    def _order(self, prefer: Iterable[str], only_preferred: bool) -> list[str]:
+        known = [node.name for node in self.inventory.nodes]
+        first = [name for name in dict.fromkeys(prefer) if name in known]
+        return first if only_preferred else first + [name for name in known if name not in first]
+
+
+def _most_telling(errors: list[CliError]) -> CliError:
+    """An agent that answered knows more about the job than one that did not."""
+    if not errors:
+        return CliError("job", "no agent to ask", "ftctl status", ExitCode.UNREACHABLE)
+    return next((error for error in errors if not isinstance(error, AgentUnreachable)), errors[0])
+
+
+class Cluster:
+    """What a command gets: the settings, and `run` to talk to the agents."""
+
+    def __init__(self, world: World, flags: Flags) -> None:
+        settings = load(world, flags)
+        self.world = world
+        self.inventory = settings.inventory
+        self.output: OutputFormat = settings.output
+        self.timeout_s = settings.timeout_s
+
+    def run(self, work: Callable[[Agents], Coroutine[Any, Any, T]]) -> T:
+        """Open the connections, do the work, close them."""
+
+        async def session() -> T:
+            async with Agents(self.world, self.inventory, self.timeout_s) as agents:
+                return await work(agents)
+
+        return self.world.run(session())
+
+    def snapshot(self) -> Snapshot:
+        return self.run(Agents.snapshot)

@@ -1,0 +1,245 @@
+"""What is wrong with the cluster, why, and what to do about it: pure, from one Snapshot.
+
+A problem is *expected* when somebody brought it about (a rail down by an injected fault, a replica drained) or when it
+is on its way out (a replica catching up). Expected ones are shown, but a cluster with nothing else is healthy:
+otherwise every chaos run and every rejoin would page the person on call, who would soon stop looking.
+
+The list is ordered by what needs hands first; `recommend` is its first entry that has an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from agents.api.models import FaultState, FaultView, Health, JobState, NicView, NodeView, ReplicaState
+from ftctl.client.cluster import Snapshot
+from ftctl.durations import show
+from ftctl.errors import AgentUnreachable
+from ftctl.exit_codes import ExitCode, most_urgent
+
+
+class Urgency(IntEnum):
+    """In the order of the list: what blocks or endangers more comes first."""
+
+    STUCK_FAULT = 0
+    COORDINATOR = 1
+    JOB = 2
+    AGENT = 3
+    REPLICA = 4
+    HARDWARE = 5
+    EXPECTED = 6
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`object` as in r1, node1/rail0, job main; `action` is a command or a step, possibly empty."""
+
+    object: str
+    reason: str
+    action: str
+    urgency: Urgency
+    code: ExitCode = ExitCode.FAILED
+
+    @property
+    def expected(self) -> bool:
+        return self.urgency is Urgency.EXPECTED
+
+
+def find(snapshot: Snapshot) -> list[Problem]:
+    """All problems, most urgent first, one for each object."""
+    every: list[Problem] = []
+    for node in snapshot.nodes:
+        if node.error is not None:
+            lost = isinstance(node.error, AgentUnreachable)
+            every.append(
+                Problem(
+                    node.name,
+                    f"its agent: {node.error.reason}" if lost else str(node.error),
+                    node.error.hint,
+                    Urgency.AGENT,
+                    ExitCode.UNREACHABLE if lost else node.error.code,
+                )
+            )
+    every += _of_coordinator(snapshot)
+    for view in snapshot.views():
+        every += _of_faults(view)
+        every += _of_rails(view)
+        every += _of_gpus(view)
+    if snapshot.job is not None:
+        every += _of_job(snapshot.job)
+        if snapshot.job.state != "finished":
+            every += [problem for replica in snapshot.job.replicas for problem in _of_replica(snapshot, replica)]
+    # What the agents themselves judged fills in for objects that nothing above speaks of.
+    spoken_of = {problem.object for problem in every}
+    for view in snapshot.views():
+        for found in view.problems:
+            if found.object not in spoken_of and f"{view.name}/{found.object}" not in spoken_of:
+                every.append(Problem(found.object, found.reason, found.action, Urgency.HARDWARE))
+    first: dict[str, Problem] = {}
+    for problem in sorted(every, key=lambda problem: problem.urgency):
+        first.setdefault(problem.object, problem)
+    return list(first.values())
+
+
+def recommend(problems: list[Problem]) -> Problem | None:
+    return next((problem for problem in problems if problem.action), None)
+
+
+def verdict(problems: list[Problem]) -> ExitCode:
+    """OK when nothing but expected problems is left."""
+    return most_urgent(problem.code for problem in problems if not problem.expected)
+
+
+def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
+    error = snapshot.job_error
+    # Where no agent answers at all, the nodes' own rows say so already.
+    if error is None or (isinstance(error, AgentUnreachable) and not snapshot.views()):
+        return
+    yield Problem(
+        "coordinator",
+        f"job {snapshot.job_name} cannot be asked: {error.reason}",
+        error.hint or "ftctl coordinator status",
+        Urgency.COORDINATOR,
+        error.code,
+    )
+
+
+def _of_job(job: JobState) -> Iterator[Problem]:
+    thing = f"job {job.name}"
+    have = len(job.contributors)
+    if job.state == "stopped":
+        yield Problem(
+            thing, f"stopped: {job.reason}", f"ftctl events --since 10m   # why job {job.name} stopped", Urgency.JOB
+        )
+    elif job.state == "starting":
+        seen = sum(1 for replica in job.replicas if replica.state not in ("drained", "evicted", "unreachable"))
+        yield Problem(
+            thing,
+            job.reason or f"starting: {seen} of {job.replicas_wanted} replicas are there",
+            "",
+            Urgency.EXPECTED,
+        )
+    elif job.state == "holding" or (job.state != "finished" and have < job.min_replicas):
+        reason = job.reason or f"{have} contributors, at least {job.min_replicas} are needed"
+        waiting = next((r for r in job.replicas if r.state in ("drained", "evicted", "unreachable")), None)
+        yield Problem(thing, f"holds: {reason}", _action(job, waiting) if waiting else "", Urgency.JOB)
+    elif job.state == "recovering":
+        yield Problem(thing, f"recovering: {job.reason}" if job.reason else "recovering", "", Urgency.EXPECTED)
+
+
+# state -> (urgency, what to do). The words are those of ARCHITECTURE.md; a state that is not here is unknown to this
+# version and is shown as it is.
+_REPLICA_STATES: dict[str, tuple[Urgency, str]] = {
+    "starting": (Urgency.EXPECTED, "ftctl wait replica {r} --for contributing"),
+    "fetching": (Urgency.EXPECTED, "ftctl wait replica {r} --for contributing"),
+    "replaying": (Urgency.EXPECTED, "ftctl wait replica {r} --for contributing"),
+    "draining": (Urgency.EXPECTED, "ftctl wait replica {r} --for drained"),
+    "drained": (Urgency.EXPECTED, "ftctl rejoin replica {r}"),
+    "suspect": (Urgency.REPLICA, "ftctl why replica {r}"),
+    "hung": (Urgency.REPLICA, "ftctl evict replica {r} --reason hung"),
+    "evicted": (Urgency.REPLICA, "ftctl rejoin replica {r}"),
+    "blocked": (Urgency.REPLICA, "ftctl why replica {r}"),
+    "unreachable": (Urgency.REPLICA, "ftctl why replica {r}"),
+}
+_GOOD = frozenset({"contributing", "spare"})
+
+
+def _action(job: JobState, replica: ReplicaState) -> str:
+    return _REPLICA_STATES.get(replica.state, (Urgency.REPLICA, "ftctl why replica {r}"))[1].format(r=replica.name)
+
+
+def _of_replica(snapshot: Snapshot, replica: ReplicaState) -> Iterator[Problem]:
+    if replica.state in _GOOD or snapshot.job is None:
+        return
+    urgency, _ = _REPLICA_STATES.get(replica.state, (Urgency.REPLICA, ""))
+    reason = f"{replica.state} for {show(max(0.0, snapshot.time - replica.since))}"
+    if replica.reason:
+        reason += f": {replica.reason}"
+    action = _action(snapshot.job, replica)
+    if replica.state in ("evicted", "unreachable", "starting"):
+        for process in (p for view in snapshot.views() for p in view.processes if p.replica == replica.name):
+            if process.state in ("backoff", "starting", "running"):
+                # It is coming back by itself; a command would only get in the way.
+                urgency, action = Urgency.EXPECTED, f"ftctl wait replica {replica.name} --for contributing"
+            elif process.state == "failed":
+                urgency, action = Urgency.REPLICA, f"ftctl ranks {replica.name}   # its log says why it ended"
+                reason += f"; its process does not stay up ({process.reason or f'exit code {process.exit_code}'})"
+    yield Problem(replica.name, reason, action, urgency)
+
+
+def _of_faults(view: NodeView) -> Iterator[Problem]:
+    for fault in view.faults:
+        if fault.state is FaultState.STUCK:
+            by_hand = f"   # or by hand on {view.name}: {'; '.join(fault.undo)}" if fault.undo else ""
+            yield Problem(
+                f"fault {fault.id}",
+                f"{fault.kind} on {fault.target} could not be taken back: {fault.detail or 'no reason given'}",
+                f"ftctl revert {fault.id}{by_hand}",
+                Urgency.STUCK_FAULT,
+                ExitCode.IN_FORCE,
+            )
+
+
+def _of_rails(view: NodeView) -> Iterator[Problem]:
+    for nic in view.nics:
+        if nic.role != "rail" or not is_bad(nic):
+            continue
+        name = f"{view.name}/{nic.name}"
+        fault = fault_on(view.faults, name)
+        if fault is not None:
+            left = "" if fault.irreversible else f", {show(max(0.0, fault.ttl_left_s))} left"
+            yield Problem(
+                name,
+                f"{rail_word(nic)}: injected by {fault.owner} ({fault.kind} {fault.id}{left})",
+                f"ftctl revert {fault.id}",
+                Urgency.EXPECTED,
+            )
+        elif nic.injected:
+            yield Problem(name, f"{rail_word(nic)}: injected", "ftctl faults", Urgency.EXPECTED)
+        else:
+            said = next((p for p in view.problems if p.object in (name, nic.name)), None)
+            reason = nic.reason or (said.reason if said else "")
+            yield Problem(
+                name,
+                f"{rail_word(nic)}: {reason}" if reason else rail_word(nic),
+                said.action if said and said.action else _rail_action(view.name, nic),
+                Urgency.HARDWARE,
+            )
+
+
+def _of_gpus(view: NodeView) -> Iterator[Problem]:
+    for gpu in view.gpus.devices:
+        if gpu.state in (Health.DEGRADED, Health.UNHEALTHY):
+            yield Problem(f"{view.name}/gpu{gpu.index}", f"{gpu.name}: {gpu.reason}", "", Urgency.HARDWARE)
+
+
+def fault_on(faults: list[FaultView], target: str) -> FaultView | None:
+    """The fault that is (or may be) in force on this target."""
+    return next((f for f in faults if f.target == target and f.state is not FaultState.REVERTED), None)
+
+
+def is_bad(nic: NicView) -> bool:
+    return not (nic.present and nic.up and nic.carrier) or nic.state in (Health.DEGRADED, Health.UNHEALTHY)
+
+
+def rail_word(nic: NicView) -> str:
+    """The state of a rail in one word."""
+    if not nic.present:
+        return "missing"
+    if not nic.up:
+        return "down"
+    if not nic.carrier:
+        return "no carrier"
+    return "degraded" if nic.state in (Health.DEGRADED, Health.UNHEALTHY) else "up"
+
+
+def _rail_action(node: str, nic: NicView) -> str:
+    if not nic.present:
+        return f"look for {nic.name} on {node}: it was declared as a rail and is not there"
+    if not nic.up:
+        return f"on {node}: ip link set {nic.name} up"
+    if not nic.carrier:
+        return f"check cable, optic and switch port of {node}/{nic.name}"
+    return f"look at the counters of {node}/{nic.name}: ftctl status -o wide"
