@@ -1,0 +1,160 @@
+"""Writes what the lab's processes read: each agent's configuration, the inventory for ftctl, and the keeper's list."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ftctl.errors import UsageProblem
+from ftctl.lab.credentials import Credentials, to_yaml
+from ftctl.lab.layout import AGENT_PORT, COORDINATOR_PORT, FABRIC_ADDRESS, Node
+from ftctl.lab.manifest import Manifest, ProcessSpec, save
+from ftctl.lab.paths import LONGEST_SOCKET_PATH, LabPaths, make_private, write_private
+
+COORDINATOR = "coordinator"
+TRAINING_MODULE = "ftar_core.training.example"
+# A coordinator that answers 0 has ended the job; 2 is a wrong setting. Neither gets better by starting again.
+COORDINATOR_FINAL = (0, 2)
+AGENT_FINAL = (2,)
+# Three trainers on two cores: more threads than one each only fight each other. Read by OpenMP and MKL before torch is
+# imported, so it must be in the environment of the pre-imported process, which is a child of the agent.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def agent_name(node: Node) -> str:
+    return f"agent-{node.name}"
+
+
+def agent_socket(manifest: Manifest, node: Node) -> Path:
+    return Path(manifest.runtime_dir) / f"{node.name}.sock"
+
+
+def ranks_socket(manifest: Manifest, node: Node) -> Path:
+    return Path(manifest.runtime_dir) / f"{node.name}-ranks.sock"
+
+
+def write_all(
+    paths: LabPaths,
+    manifest: Manifest,
+    nodes: Sequence[Node],
+    credentials: Credentials,
+    processes: tuple[ProcessSpec, ...],
+) -> None:
+    """Everything but the secrets. Raises UsageProblem, OSError."""
+    for node in nodes:
+        longest = len(str(ranks_socket(manifest, node)))
+        if longest > LONGEST_SOCKET_PATH:
+            raise UsageProblem(
+                "XDG_RUNTIME_DIR", f"too long for Unix sockets ({longest} bytes)", "unset XDG_RUNTIME_DIR"
+            )
+    for directory in (paths.logs, paths.journal, paths.store, paths.root / "nodes", Path(manifest.runtime_dir)):
+        make_private(directory)
+    for node in nodes:
+        make_private(paths.node(node.name))
+        config = paths.node(node.name) / "agent.yaml"
+        write_private(config, to_yaml(agent_config(paths, manifest, node, credentials)))
+    write_private(paths.inventory, to_yaml(inventory(manifest, nodes, credentials)))
+    save(paths.processes, processes)
+
+
+def inventory(manifest: Manifest, nodes: Sequence[Node], credentials: Credentials) -> dict[str, object]:
+    return {
+        "version": 1,
+        "job": manifest.options.name,
+        "token_file": str(credentials.mine),
+        "ca_file": str(credentials.ca),
+        "nodes": [{"name": node.name, "url": f"unix://{agent_socket(manifest, node)}"} for node in nodes],
+    }
+
+
+def agent_config(paths: LabPaths, manifest: Manifest, node: Node, credentials: Credentials) -> dict[str, object]:
+    certificate, key = credentials.certificates[node.name]
+    options = manifest.options
+    return {
+        "node": node.name,
+        "state_dir": str(paths.node(node.name) / "state"),
+        "listen": f"{node.management.address}:{AGENT_PORT}",
+        "unix_socket": str(agent_socket(manifest, node)),
+        "ranks_socket": str(ranks_socket(manifest, node)),
+        "tls_cert": str(certificate),
+        "tls_key": str(key),
+        "tokens_file": str(credentials.agents),
+        "rails": [rail.name for rail in node.rails],
+        "management_nic": node.management.name,
+        "coordinator": {
+            "address": f"{FABRIC_ADDRESS}:{COORDINATOR_PORT}",
+            "job": options.name,
+            "token_file": str(credentials.job_operator),
+        },
+        "supervision": {
+            "preload": ["torch", TRAINING_MODULE],
+            "replicas": [
+                {
+                    "replica": node.replica,
+                    "module": TRAINING_MODULE,
+                    "args": training_args(manifest),
+                    "env": rank_environment(paths, manifest, node, credentials),
+                }
+            ],
+        },
+    }
+
+
+def training_args(manifest: Manifest) -> list[str]:
+    options = manifest.options
+    args = ["--step-ms", str(options.step_ms), "--seed", str(options.seed)]
+    return [*args, "--steps", str(options.steps)] if options.steps else args
+
+
+def rank_environment(paths: LabPaths, manifest: Manifest, node: Node, credentials: Credentials) -> dict[str, str]:
+    """ARCHITECTURE.md, "Environment of a rank"."""
+    return {
+        "FTAR_COORDINATOR": f"{FABRIC_ADDRESS}:{COORDINATOR_PORT}",
+        "FTAR_JOB": manifest.options.name,
+        "FTAR_REPLICA": node.replica,
+        "FTAR_TOKEN_FILE": str(credentials.job),
+        "FTAR_RAILS": ",".join(f"{rail.name}={rail.address}@{rail.name}" for rail in node.rails),
+        "FTAR_NODE": node.name,
+        "FTAR_AGENT": str(ranks_socket(manifest, node)),
+        "FTAR_JOURNAL": str(paths.journal),
+        **ONE_THREAD,
+    }
+
+
+def process_list(
+    paths: LabPaths, manifest: Manifest, nodes: Sequence[Node], credentials: Credentials
+) -> tuple[ProcessSpec, ...]:
+    options = manifest.options
+    coordinator = ProcessSpec(
+        name=COORDINATOR,
+        namespace="fabric",
+        argv=(
+            *(sys.executable, "-m", "ftar_core.coordinator"),
+            *("--job", options.name),
+            *("--listen", f"{FABRIC_ADDRESS}:{COORDINATOR_PORT}"),
+            *("--store", str(paths.store)),
+            *("--token-file", str(credentials.job)),
+            *("--operator-token-file", str(credentials.job_operator)),
+            *("--replicas", str(options.replicas)),
+            *("--min-replicas", str(options.min_replicas)),
+            *("--profile", "lab"),
+        ),
+        log=str(paths.log(COORDINATOR)),
+        final_codes=COORDINATOR_FINAL,
+    )
+    agents = (
+        ProcessSpec(
+            name=agent_name(node),
+            namespace=node.name,
+            argv=(
+                *(sys.executable, "-m", "agents.daemon"),
+                *("--config", str(paths.node(node.name) / "agent.yaml"), "--allow-faults"),
+            ),
+            log=str(paths.log(agent_name(node))),
+            env=ONE_THREAD,
+            final_codes=AGENT_FINAL,
+        )
+        for node in nodes
+    )
+    return (coordinator, *agents)

@@ -1,0 +1,128 @@
+"""What a lab looks like: its nodes, rails and addresses, worked out from the options before anything is made.
+
+Everything lives in network namespaces of the lab's own. One of them, the fabric, holds a bridge for each rail and one
+for management: the switches. Each node has a namespace with one veth a rail and one for management; the other ends are
+ports of those bridges. A node that takes its rail down therefore does not drop the carrier of its peers, as behind a
+real switch. Addresses may be the same in every lab and on the host: namespaces keep them apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from ftctl.errors import UsageProblem
+
+MAX_NODES = 64  # each node is an agent and a training process: memory ends long before addresses do
+MAX_RAILS = 8
+COORDINATOR_PORT = 7600
+AGENT_PORT = 7610
+FABRIC_ADDRESS = "10.99.0.254"
+MANAGEMENT = "mgmt0"
+
+# Names end up in socket paths (108 bytes at most) and in job names.
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?\Z")
+_RATE = re.compile(r"(\d{1,6})(kbit|mbit|gbit)\Z")
+_UNIT = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
+
+
+class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user asked for. `step_ms` is the paced length of a training step; `steps` 0 trains without an end."""
+
+    name: str = "lab"
+    replicas: int = 3
+    nodes_per_replica: int = 1
+    rails: int = 2
+    rate: str = ""
+    step_ms: int = 200
+    steps: int = 0
+    seed: int = 0
+    min_replicas: int = 1
+
+
+class Rail(msgspec.Struct, frozen=True):
+    """A network device of a node, and the fabric's end of it."""
+
+    name: str
+    port: str  # device name of the other end, in the fabric
+    bridge: str
+    address: str
+    address6: str  # empty: none
+
+
+class Node(msgspec.Struct, frozen=True):
+    name: str
+    replica: str
+    rails: tuple[Rail, ...]
+    management: Rail
+
+    def devices(self) -> Iterator[Rail]:
+        yield from self.rails
+        yield self.management
+
+
+def valid_lab_name(name: str) -> bool:
+    return _NAME.match(name) is not None
+
+
+def rate_bits(rate: str) -> int:
+    """Bits per second of a rate such as 100mbit or 1gbit. Raises UsageProblem."""
+    match = _RATE.match(rate)
+    bits = int(match[1]) * _UNIT[match[2]] if match else 0
+    if not 1_000_000 <= bits <= 100_000_000_000:
+        raise UsageProblem(f"--rate {rate}", "not a rate of 1mbit to 100gbit", "write it like this: --rate 1gbit")
+    return bits
+
+
+def check(options: LabOptions) -> None:
+    """Raises UsageProblem for what cannot be built."""
+    if not valid_lab_name(options.name):
+        raise UsageProblem(
+            f"lab {options.name!r}",
+            "this cannot be a lab's name",
+            "use 1 to 32 of a-z, 0-9, dot and dash, with a letter or digit at both ends",
+        )
+    if options.nodes_per_replica != 1:
+        raise UsageProblem(
+            f"--nodes-per-replica {options.nodes_per_replica}",
+            "replicas over several nodes are not supported yet",
+            "leave it at 1, and use more --replicas for more nodes",
+        )
+    _within("replicas", options.replicas, 1, MAX_NODES)
+    _within("rails", options.rails, 1, MAX_RAILS)
+    _within("step-ms", options.step_ms, 0, 60_000)
+    _within("steps", options.steps, 0, 10**9)
+    _within("min-replicas", options.min_replicas, 1, options.replicas)
+    if options.rate:
+        rate_bits(options.rate)
+
+
+def _within(option: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise UsageProblem(f"--{option} {value}", f"not in {low} to {high}", "ftctl lab up --help")
+
+
+def nodes(options: LabOptions) -> tuple[Node, ...]:
+    """Node i carries replica r<i>; rail k of node i is 10.99.(k+1).(i+1) and fd99:0:0:(k+1)::(i+1)."""
+    return tuple(_node(index, options.rails) for index in range(options.replicas))
+
+
+def _node(index: int, rails: int) -> Node:
+    host = index + 1
+    return Node(
+        name=f"node{index}",
+        replica=f"r{index}",
+        rails=tuple(
+            Rail(
+                name=f"rail{k}",
+                port=f"n{index}-rail{k}",
+                bridge=f"br-rail{k}",
+                address=f"10.99.{k + 1}.{host}",
+                address6=f"fd99:0:0:{k + 1:x}::{host:x}",
+            )
+            for k in range(rails)
+        ),
+        management=Rail(MANAGEMENT, f"n{index}-mgmt", "br-mgmt", f"10.99.0.{host}", ""),
+    )

@@ -1,0 +1,261 @@
+"""`lab up` and `lab down`: a lab is made whole or not at all.
+
+Whatever ends `lab up` early, an error, Ctrl-C, SIGTERM, takes everything back before it returns. If even `lab up` is
+killed with SIGKILL, the keeper notices the closed pipe and does it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftctl.errors import CliError, UsageProblem
+from ftctl.exit_codes import ExitCode
+from ftctl.lab import configure, credentials, teardown
+from ftctl.lab.credentials import Credentials
+from ftctl.lab.interrupts import interruptible, uninterrupted
+from ftctl.lab.keeper import ANNOUNCED
+from ftctl.lab.layout import LabOptions, Node, check, nodes
+from ftctl.lab.manifest import MARKER, KeeperState, Manifest, ManifestError, ProcessSpec, load, save
+from ftctl.lab.paths import (
+    LabPaths,
+    UnsafeDirectory,
+    ensure_private,
+    lab_paths,
+    labs_dir,
+    make_private,
+    runtime_dir_for,
+    state_dir,
+    tail,
+)
+from ftctl.lab.processes import processes_of
+from ftctl.lab.teardown import Leftovers
+
+NETWORK_WITHIN_S = 30.0  # takes 0.5 s; much more is a hung kernel or a machine without memory
+POLL_S = 0.05
+
+Processes = Callable[[LabPaths, Manifest, Sequence[Node], Credentials], tuple[ProcessSpec, ...]]
+Ready = Callable[["Lab"], None]
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Lab:
+    """A lab that is being made or was found."""
+
+    paths: LabPaths
+    manifest: Manifest
+    nodes: tuple[Node, ...]
+
+    @property
+    def name(self) -> str:
+        return self.manifest.options.name
+
+    def keeper(self) -> KeeperState | None:
+        with suppress(ManifestError):
+            return load(self.paths.keeper_state, KeeperState)
+        return None
+
+
+def bring_up(
+    options: LabOptions,
+    ready: Ready,
+    progress: Progress = lambda _text: None,
+    processes: Processes = configure.process_list,
+) -> Lab:
+    """Make the lab, start everything, return when `ready` does. After CliError or KeyboardInterrupt nothing is left.
+
+    `ready(lab)` waits until the lab does what it is for, or raises CliError. `processes` is what the keeper runs.
+    """
+    check(options)
+    paths = lab_paths(options.name)
+    with interruptible(), _errors_of_the_disk(options.name):
+        ensure_private(labs_dir())
+        with _lock(options.name):
+            _refuse_if_there(paths)
+            keeper: subprocess.Popen[bytes] | None = None
+            try:
+                progress("writing certificates and configuration")
+                lab = _write(paths, options, processes)
+                progress("making namespaces and links")
+                keeper = _start_keeper(lab)
+                _wait_for_network(lab, keeper)
+                ready(lab)
+                _announce(keeper)
+            except BaseException as error:
+                with uninterrupted():
+                    _take_back(paths, keeper, error)
+                raise
+            return lab
+
+
+def _write(paths: LabPaths, options: LabOptions, processes: Processes) -> Lab:
+    number = str(uuid.uuid4())
+    manifest = Manifest(
+        uuid=number, runtime_dir=str(runtime_dir_for(number)), options=options, created=time.time(), version=_version()
+    )
+    lab = Lab(paths, manifest, nodes(options))
+    make_private(paths.root)
+    save(paths.manifest, manifest)
+    secrets = credentials.make(paths, lab.nodes)
+    configure.write_all(paths, manifest, lab.nodes, secrets, processes(paths, manifest, lab.nodes, secrets))
+    return lab
+
+
+def _start_keeper(lab: Lab) -> subprocess.Popen[bytes]:
+    with lab.paths.log("keeper").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ftctl.lab.keeper", str(lab.paths.root)],
+            env={**os.environ, MARKER: lab.manifest.uuid},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd="/",  # not the user's: that directory may be removed, or hold a package that hides one of ours
+            start_new_session=True,
+        )
+
+
+def _announce(keeper: subprocess.Popen[bytes]) -> None:
+    """From here on the lab outlives this process."""
+    if keeper.stdin is not None:
+        keeper.stdin.write(ANNOUNCED)
+        keeper.stdin.close()
+    keeper.returncode = 0  # tells subprocess not to warn that it is still running
+
+
+def _wait_for_network(lab: Lab, keeper: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + NETWORK_WITHIN_S
+    while True:
+        state = lab.keeper()
+        if state is not None and state.phase == "running":
+            return
+        if state is not None and state.phase == "failed":
+            raise CliError(f"lab {lab.name}", state.error, state.hint, ExitCode.USAGE)
+        if keeper.poll() is not None or time.monotonic() > deadline:
+            why = "ended" if keeper.poll() is not None else "did not finish"
+            said = " / ".join(tail(lab.paths.log("keeper"), 3)) or "no output"
+            raise CliError(f"lab {lab.name}", f"the keeper {why} while making the network: {said}", "ftctl doctor")
+        time.sleep(POLL_S)
+
+
+def _take_back(paths: LabPaths, keeper: subprocess.Popen[bytes] | None, error: BaseException) -> None:
+    """Keep the logs of a lab that failed by itself, remove the rest."""
+    if isinstance(error, CliError) and paths.logs.is_dir():
+        kept = state_dir() / "failed" / paths.root.name
+        with suppress(OSError, UnsafeDirectory):
+            ensure_private(kept.parent)
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(paths.logs, kept)
+            for node in sorted((paths.root / "nodes").glob("*/state/**/*.log")):
+                shutil.copy(node, kept / f"{node.relative_to(paths.root / 'nodes').parts[0]}-{node.name}")
+            error.hint = f"{error.hint + '; ' if error.hint else ''}all logs are in {kept}"
+    left = teardown.take_down(paths)
+    if keeper is not None:
+        if keeper.stdin is not None:
+            with suppress(OSError):
+                keeper.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            keeper.wait(timeout=1.0)
+    if left.lines():
+        raise CliError(
+            f"lab {paths.root.name}",
+            f"could not be removed completely: {'; '.join(left.lines())}",
+            f"ftctl lab down --name {paths.root.name}",
+        ) from error
+
+
+def _refuse_if_there(paths: LabPaths) -> None:
+    """One lab a name. What is left of a dead one is removed; a living one is the user's business."""
+    if not os.path.lexists(paths.root):
+        return
+    down = f"ftctl lab down --name {paths.root.name}"
+    try:
+        manifest = load(paths.manifest, Manifest)
+    except ManifestError:
+        if paths.manifest.exists():
+            raise UsageProblem(f"lab {paths.root.name}", f"{paths.manifest} is damaged", down) from None
+    else:
+        if processes_of(manifest.uuid):
+            raise UsageProblem(
+                f"lab {paths.root.name}", "is already up", f"{down}   or   ftctl lab up --name OTHER for one more"
+            )
+    left = teardown.take_down(paths)
+    if left.lines():
+        raise UsageProblem(f"lab {paths.root.name}", f"old files cannot be removed: {'; '.join(left.lines())}", down)
+
+
+def take_down(name: str) -> Leftovers | None:
+    """Remove a lab, whatever state it is in; None if there is none of this name. Raises CliError."""
+    if not os.path.lexists(lab_paths(name).root):
+        return None
+    with _errors_of_the_disk(name), _lock(name):
+        with uninterrupted():
+            try:
+                return teardown.take_down(lab_paths(name))
+            except ManifestError as error:
+                raise CliError(
+                    f"lab {name}",
+                    f"{error}, so its processes cannot be told from others",
+                    f"end them by hand, then rm -r {lab_paths(name).root}",
+                ) from None
+
+
+@contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """One ftctl at a time makes or removes the lab of this name. The lock goes with its process (flock(2))."""
+    path = labs_dir() / f".{name}.lock"
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise UsageProblem(
+                f"lab {name}", "another ftctl is just making or removing it", "wait for it, or press Ctrl-C there"
+            ) from None
+        if _same_file(path, fd):
+            break
+        os.close(fd)  # removed by its last holder while this process waited for it
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _same_file(path: Path, fd: int) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(fd).st_ino
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _errors_of_the_disk(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UnsafeDirectory as error:
+        raise UsageProblem(f"lab {name}", str(error), "set FTCTL_STATE_DIR to a directory of your own") from None
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise CliError(
+            f"lab {name}", f"{error.strerror or error}{where}", "df -h; FTCTL_STATE_DIR moves labs elsewhere"
+        ) from None
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("ftctl")
+    except PackageNotFoundError:
+        return ""
