@@ -340,6 +340,7 @@ def test_no_user_namespaces_is_said_in_one_line_with_the_setting(monkeypatch: py
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(namespaces, "unshare", refused)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(namespaces.NamespaceError) as caught:
         namespaces.become_root_of_user_namespace()
     assert "gives no user namespace" in str(caught.value)
