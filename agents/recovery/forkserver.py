@@ -1,0 +1,415 @@
+"""A process that imports once and forks replicas from then on: `python -m agents.recovery.forkserver --socket PATH`.
+
+Importing torch takes seconds, on a busy machine tens of them, and a replica that restarts should not pay it again. This
+process imports the modules named by `--preload`, then sleeps until an agent asks for a replica (records.Spawn) and
+forks. It is the parent, so it alone learns exit codes: it writes life.json before the child may run and exit.json after
+reaping it, so that neither depends on the agent being alive. It belongs to no agent; the next one finds it by its
+socket.
+
+Forking is safe only from a process with one thread: a lock held by another thread would stay locked for ever in the
+child. So there are no threads here; if a pre-imported module started some, children execute a new interpreter instead
+(slower, and said so in Ready). Objects made before the first fork are frozen (gc.freeze), so that the child's collector
+does not touch, and thereby copy, the pages they share.
+
+When a child ends, whatever it left in its session is killed while it is still a zombie: its number is taken until then,
+so the session's id cannot mean another one. A replica lives and dies whole.
+
+It ends when retired and childless, or after `--idle-s` with neither agent nor child. SIGTERM retires it. If it is
+killed its children go on as orphans, but nobody will know their exit codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from agents.recovery import child, logs
+from agents.recovery.processes import boot_id, boot_s, kill_session, start_time_of
+from agents.recovery.records import (
+    MESSAGE_LIMIT,
+    PROTOCOL,
+    Child,
+    Children,
+    Exit,
+    FromServer,
+    Life,
+    List,
+    NotSpawned,
+    Ready,
+    Retire,
+    Spawn,
+    Spawned,
+    ToServer,
+    netns_inode,
+    to_server,
+    write_record,
+)
+from agents.recovery.sockets import listen_unix, peer
+from ftar_core.errors import WireError
+from ftar_core.wire.codec import FrameParser, encode
+from ftar_core.wire.exits import RankExit
+
+_CONNECTIONS = 8  # one agent, and one that is just taking over
+_SEND_S = 2.0  # an agent that does not read its answers is dropped
+_RETRY_S = 1.0  # for exit.json on a full disk
+_REMEMBERED = 64  # ends kept in memory, for an agent that cannot read the file
+
+
+@dataclass
+class Running:
+    name: str
+    directory: Path
+    life: Life
+
+
+@dataclass
+class Job:
+    """What the forked child has to do; only ever seen on the child's side of the fork."""
+
+    request: Spawn
+    go: int  # readable once life.json is on disk
+    log: int
+
+
+@dataclass
+class Connection:
+    sock: socket.socket
+    parser: FrameParser[ToServer]
+
+
+class ForkServer:
+    def __init__(self, path: Path, preload: tuple[str, ...], idle_s: float) -> None:
+        self._preload = preload
+        self._idle_s = idle_s
+        self._identity = (os.getpid(), start_time_of(os.getpid()) or 0)
+        self._boot_id = boot_id()
+        self._children: dict[int, Running] = {}
+        self._ended: OrderedDict[tuple[str, int], Child] = OrderedDict()
+        self._unsaved: list[tuple[Path, Exit]] = []
+        self._connections: dict[int, Connection] = {}
+        self._retired = False
+        self._path = path
+        self._listener = listen_unix(path, backlog=_CONNECTIONS)
+        self._inode = os.stat(path).st_ino
+        self._ready: Ready | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def import_modules(self) -> None:
+        """Import what children will need. What cannot be imported is a problem of the children that do."""
+        before = time.monotonic()
+        problems: list[str] = []
+        for name in self._preload:
+            try:
+                importlib.import_module(name)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything while it is imported
+                problems.append(f"{name}: {type(error).__name__}: {error}")
+        threads = len(os.listdir("/proc/self/task"))
+        self._ready = Ready(
+            protocol=PROTOCOL,
+            pid=self._identity[0],
+            start_time=self._identity[1],
+            python=sys.executable,
+            preload=self._preload,
+            netns=netns_inode(),
+            threads=threads,
+            import_s=time.monotonic() - before,
+            problems=tuple(problems),
+        )
+        gc.collect()
+        gc.disable()
+        gc.freeze()
+        _say(f"ready: {len(self._preload)} modules in {self._ready.import_s:.1f} s, {threads} threads")
+        for problem in problems:
+            _say(f"could not import {problem}")
+
+    def serve(self) -> Job | None:
+        """Returns None when this server is to end, or, in a forked child, the child's job."""
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._retire())
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        if not self._retired:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        idle_since = time.monotonic()
+        while not (self._retired and not self._children and not self._unsaved):
+            now = time.monotonic()
+            if self._children or self._connections or self._unsaved:
+                idle_since = now
+            elif now - idle_since >= self._idle_s:
+                _say(f"no agent and no child for {self._idle_s:.0f} s: exiting")
+                break
+            timeout = _RETRY_S if self._unsaved else max(0.05, idle_since + self._idle_s - now)
+            for key, _ in self._selector.select(timeout):
+                job = self._handle(key.fd)
+                if job is not None:
+                    return job
+            self._reap()
+            self._save()
+        self._unlink()
+        return None
+
+    def abandon(self) -> None:
+        """In a child: close everything of the server's, through its owners, so that no number is closed twice."""
+        for connection in self._connections.values():
+            connection.sock.close()
+        self._connections.clear()
+        self._selector.close()
+        self._listener.close()
+        self._wake.close()
+        self._waker.close()
+
+    def _retire(self) -> None:
+        if not self._retired:
+            self._retired = True
+            self._unlink()
+
+    def _unlink(self) -> None:
+        # The path may by now be another server's.
+        with contextlib.suppress(OSError):
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _handle(self, fd: int) -> Job | None:
+        if fd == self._wake.fileno():
+            with contextlib.suppress(BlockingIOError):
+                while self._wake.recv(4096):
+                    pass
+            return None
+        if fd == self._listener.fileno():
+            self._accept()
+            return None
+        connection = self._connections.get(fd)
+        if connection is None:
+            return None
+        try:
+            data = connection.sock.recv(65536)
+            if not data:
+                self._drop(connection)
+                return None
+            for message in connection.parser.feed(data):
+                job = self._answer(connection, message)
+                if job is not None:
+                    return job
+        except (OSError, WireError) as error:
+            _say(f"dropped a connection: {error}")
+            self._drop(connection)
+        return None
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        _, uid = peer(sock)
+        if uid not in (os.geteuid(), 0) or len(self._connections) >= _CONNECTIONS or self._retired:
+            sock.close()
+            return
+        sock.settimeout(_SEND_S)
+        connection = Connection(sock, FrameParser(to_server, MESSAGE_LIMIT))
+        self._connections[sock.fileno()] = connection
+        self._selector.register(sock, selectors.EVENT_READ)
+        if self._ready is not None:
+            with contextlib.suppress(OSError):
+                sock.sendall(encode(self._ready))
+
+    def _drop(self, connection: Connection) -> None:
+        self._connections.pop(connection.sock.fileno(), None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        connection.sock.close()
+
+    def _answer(self, connection: Connection, message: ToServer) -> Job | None:
+        reply: FromServer
+        if isinstance(message, List):
+            living = [Child(name=r.name, life=r.life, exit=None) for r in self._children.values()]
+            reply = Children(children=(*living, *self._ended.values()))
+        elif isinstance(message, Retire):
+            self._retire()
+            return None
+        else:
+            answer = self._spawn(message)
+            if isinstance(answer, Job):
+                return answer
+            reply = answer
+        connection.sock.sendall(encode(reply))
+        return None
+
+    # --- children -----------------------------------------------------------------------------------------------------
+
+    def _spawn(self, request: Spawn) -> Job | Spawned | NotSpawned:
+        """Fork. The child waits for `go`, which comes after life.json is on disk: no process runs unrecorded."""
+        for running in self._children.values():
+            if running.name == request.name:
+                return Spawned(name=request.name, life=running.life)
+        if self._retired:
+            return NotSpawned(name=request.name, life=request.life, reason="this fork server is retiring")
+        directory = Path(request.directory)
+        try:
+            log = logs.open_log(Path(request.log))
+        except OSError as error:
+            return self._not(request, f"its log cannot be opened: {request.log}: {error.strerror}")
+        go, start = os.pipe()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            offset = os.lseek(log, 0, os.SEEK_END)
+            when = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            with contextlib.suppress(OSError):
+                os.write(log, f"--- {request.name}, start {request.life}, {when}\n".encode())
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                os.close(start)
+                return Job(request, go, log)
+        except OSError as error:
+            os.close(start)
+            return self._not(request, f"it cannot be forked: {error.strerror}")
+        finally:
+            if os.getpid() == self._identity[0]:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                os.close(go)
+                os.close(log)
+        life = Life(
+            life=request.life,
+            pid=pid,
+            start_time=start_time_of(pid) or 0,
+            boot_id=self._boot_id,
+            server_pid=self._identity[0],
+            server_start_time=self._identity[1],
+            log_offset=offset,
+            fresh=self.fresh,
+        )
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(directory / "exit.json")
+            write_record(directory / "life.json", life)
+            os.write(start, b"g")
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return self._not(request, f"it cannot be recorded in {directory}: {error.strerror}")
+        finally:
+            os.close(start)
+        self._children[pid] = Running(request.name, directory, life)
+        return Spawned(name=request.name, life=life)
+
+    @property
+    def fresh(self) -> bool:
+        return self._ready is not None and self._ready.threads > 1
+
+    def _not(self, request: Spawn, reason: str) -> NotSpawned:
+        _say(f"{request.name}: {reason}")
+        return NotSpawned(name=request.name, life=request.life, reason=reason)
+
+    def _reap(self) -> None:
+        for pid, running in list(self._children.items()):
+            info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is None:
+                continue
+            kill_session(pid, running.life.start_time)
+            os.waitpid(pid, 0)
+            del self._children[pid]
+            exited = info.si_code == os.CLD_EXITED
+            end = Exit(
+                life=running.life.life,
+                pid=pid,
+                start_time=running.life.start_time,
+                exit_code=info.si_status if exited else None,
+                signal=None if exited else info.si_status,
+                ended=time.time(),
+                ended_boot_s=boot_s(),
+            )
+            self._ended[(running.name, end.life)] = Child(name=running.name, life=running.life, exit=end)
+            while len(self._ended) > _REMEMBERED:
+                self._ended.popitem(last=False)
+            self._unsaved.append((running.directory / "exit.json", end))
+
+    def _save(self) -> None:
+        waiting: list[tuple[Path, Exit]] = []
+        for path, end in self._unsaved:
+            try:
+                write_record(path, end)
+            except FileNotFoundError:
+                pass  # the state directory was removed: nobody will ask
+            except OSError as error:
+                _say(f"{path}: {error.strerror}; trying again")
+                waiting.append((path, end))
+        self._unsaved = waiting
+
+
+def _say(text: str) -> None:
+    print(f"{datetime.now().astimezone().isoformat(timespec='milliseconds')} {text}", flush=True)
+
+
+def _be_child(server: ForkServer, job: Job) -> object:
+    try:
+        os.setsid()
+        server.abandon()
+        if os.read(job.go, 1) != b"g":
+            os._exit(int(RankExit.RESTART))  # the server went before it could record this process
+        os.close(job.go)
+        child.become(job.request, job.log)
+        if server.fresh:
+            child.execute(job.request)
+    except OSError as error:
+        os.write(2, f"this process could not be set up: {error}\n".encode())
+        os._exit(int(RankExit.RESTART))
+    try:
+        return child.run_module(job.request)
+    except Exception as error:  # noqa: BLE001 - the end of the line for the user's script
+        child.report(type(error), error, error.__traceback__)
+        return 1
+
+
+def main(argv: list[str] | None = None) -> object:
+    parser = argparse.ArgumentParser(
+        prog="python -m agents.recovery.forkserver", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on (mode 0600)")
+    parser.add_argument("--preload", default="", help="modules to import before any fork, separated by commas")
+    parser.add_argument("--path", action="append", default=[], help="a directory to look for modules in, last")
+    parser.add_argument("--idle-s", type=float, default=60.0, help="exit after so long with neither agent nor child")
+    args = parser.parse_args(argv)
+    sys.path.extend(entry for entry in args.path if entry not in sys.path)
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+    # OpenBLAS (numpy's) starts its threads when it is loaded, which would rule out forking.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    preload = tuple(name for name in args.preload.split(",") if name)
+    try:
+        server = ForkServer(args.socket, preload, args.idle_s)
+    except OSError as error:
+        _say(f"cannot listen on {args.socket}: {error}")
+        return 1
+    server.import_modules()
+    job = server.serve()
+    return None if job is None else _be_child(server, job)
+
+
+if __name__ == "__main__":
+    sys.exit(main())  # type: ignore[arg-type]  # what a training script returns means what it means to sys.exit

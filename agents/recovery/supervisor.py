@@ -1,0 +1,314 @@
+"""Keeps the replica processes of this node as they are wanted: started, stopped, started again after a failure.
+
+One thread owns all of it and sleeps until something happens: a process ends (its pidfd becomes readable), the fork
+server answers, an operator asks, or a time is up. Calls from other threads are put into a queue and are quick; they
+return once the wish is on disk, so that an answered `stop` survives the agent.
+
+Processes belong to the fork server, not to the agent: an agent that is killed takes none with it, and the next one
+reads from STATE/replicas/ what was wanted, which process is which, and how those ended that ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.api.models import ProcessView
+from agents.recovery.errors import SupervisionUnavailable, UnknownReplica
+from agents.recovery.forkclient import ForkClient
+from agents.recovery.forkclient import Phase as ServerPhase
+from agents.recovery.policy import Limits
+from agents.recovery.processes import boot_s
+from agents.recovery.records import Children, NotSpawned, Spawned
+from agents.recovery.unit import Unit
+from agents.settings import AgentSettings, SettingsProblem, Supervised
+from ftar_core.wire.ids import valid_name
+
+_LOG = logging.getLogger(__name__)
+
+_ACK_S = 2.0  # a call waits so long for its wish to be on disk; it is carried out in any case
+_SAMPLE_S = 1.0
+_CLOSE_SLACK_S = 10.0  # beyond the grace, for SIGKILL and the exit statuses
+_AFTER_ERROR_S = 0.5
+
+Emit = Callable[[str, str, str], None]
+
+
+@dataclass
+class _Wish:
+    units: list[Unit]
+    act: Callable[[Unit], None]
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Supervisor:
+    """`emit(kind, object, reason)` is called in the supervisor's thread for everything that happens to a replica.
+
+    Raises SettingsProblem for replicas that cannot be supervised as they are written.
+    """
+
+    def __init__(self, settings: AgentSettings, emit: Emit) -> None:
+        self._settings = settings
+        self._emit_to = emit
+        _check(settings)
+        self._root = settings.state_dir / "replicas"
+        self._server_directory = settings.state_dir / "forkserver"
+        self._names = frozenset(s.replica for s in settings.supervision.replicas)
+        self._wishes: queue.SimpleQueue[_Wish] = queue.SimpleQueue()
+        self._views: list[ProcessView] = []
+        self._views_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._lock_fd: int | None = None
+        self._closing: bool | None = None  # keep_processes, once close was called
+        self._wake_r = self._wake_w = -1
+
+    # --- calls from other threads -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Adopt what an earlier agent started, then start what should run. Raises SupervisionUnavailable."""
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._server_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_fd = self._lock(self._server_directory / "agent.lock")
+            self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._units = [self._unit(spec) for spec in self._settings.supervision.replicas]
+            now = boot_s()
+            for unit in self._units:
+                unit.recover(now)
+        except OSError as error:
+            self._unlock()
+            where = error.filename or self._root
+            raise SupervisionUnavailable(
+                f"state directory {where}",
+                error.strerror or str(error),
+                hint="check the owner and free space of state_dir",
+            ) from None
+        preload = tuple(self._settings.supervision.preload)
+        self._client = ForkClient(self._server_directory, preload, self._settings.node, self._emit)
+        self._publish()
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def close(self, keep_processes: bool) -> None:
+        """End supervision. Without keep_processes all replicas are stopped first (SIGTERM, grace, SIGKILL) and the fork
+        server ends; what is wanted of them stays as it was, so the next agent starts them again."""
+        thread = self._thread
+        if thread is None:
+            return
+        self._closing = keep_processes
+        self._wake()
+        thread.join()
+        self._thread = None
+
+    def views(self) -> list[ProcessView]:
+        with self._views_lock:
+            return list(self._views)
+
+    def supervises(self, name: str) -> bool:
+        return name in self._names
+
+    def start_replica(self, name: str) -> None:
+        """Start it, also if it failed, finished or was drained; nothing if it runs. Raises UnknownReplica."""
+        units = self._of(name)
+        self._wish(units, lambda unit: unit.start())
+
+    def stop_replica(self, name: str) -> None:
+        """Stop it and keep it stopped, over agent restarts too. Raises UnknownReplica."""
+        units = self._of(name)
+        self._wish(units, lambda unit: unit.stop(boot_s()))
+
+    def restart_replica(self, name: str, reason: str) -> None:
+        """Stop it and start it again without a delay. Raises UnknownReplica."""
+        units = self._of(name)
+        self._wish(units, lambda unit: unit.restart(boot_s(), reason))
+
+    def rejoin(self, name: str) -> None:
+        """Start a replica that was drained (or stopped, or failed); nothing if it runs. Raises UnknownReplica."""
+        self.start_replica(name)
+
+    def _wish(self, units: list[Unit], act: Callable[[Unit], None]) -> None:
+        wish = _Wish(units, act)
+        self._wishes.put(wish)
+        self._wake()
+        wish.done.wait(_ACK_S)
+
+    def _of(self, name: str) -> list[Unit]:
+        if name not in self._names or self._thread is None:
+            known = ", ".join(sorted(self._names)) or "none"
+            raise UnknownReplica(f"replica {name}", "this agent does not supervise it", hint=f"it supervises: {known}")
+        return [unit for unit in self._units if unit.spec.replica == name]
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # a full pipe wakes as well
+            os.write(self._wake_w, b"w")
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        sampled_s = 0.0
+        stop_by_s = 0.0
+        while self._closing is not True:
+            try:
+                self._turn()
+                now = boot_s()
+                if self._closing is False:
+                    stop_by_s = stop_by_s or now + self._settings.supervision.grace_s + _CLOSE_SLACK_S
+                    for unit in self._units:
+                        unit.halt(now, "the agent shuts down")
+                    if not any(unit.busy for unit in self._units) or now > stop_by_s:
+                        break
+                if now - sampled_s >= _SAMPLE_S:
+                    sampled_s = now
+                    for unit in self._units:
+                        unit.sample()
+                self._publish()
+                self._sleep()
+            except Exception:  # noqa: BLE001 - a bug in one turn must not end the supervision of everything
+                _LOG.exception("supervision goes on after an error of its own")
+                time.sleep(_AFTER_ERROR_S)
+        self._leave()
+
+    def _turn(self) -> None:
+        """Do everything that is due."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                wish = self._wishes.get_nowait()
+                try:
+                    for unit in wish.units:
+                        wish.act(unit)
+                finally:
+                    wish.done.set()
+        if not self._units:
+            return
+        was_ready = self._client.phase is ServerPhase.READY
+        if self._closing is None or self._client.phase is not ServerPhase.ABSENT:
+            self._answers(self._client.tick(time.monotonic()))
+        ready = self._client.phase is ServerPhase.READY
+        now = boot_s()
+        for unit in self._units:
+            if was_ready and not ready:
+                unit.server_lost(now)
+            unit.tick(now, self._client.exits.get(unit.life_key()))
+            if ready and self._closing is None and unit.wants_spawn():
+                self._client.spawn(unit.request())
+        if ready and any(unit.overdue(now) for unit in self._units):
+            self._client.ask_children(time.monotonic())
+
+    def _answers(self, answers: list[Spawned | NotSpawned | Children]) -> None:
+        now = boot_s()
+        units = {unit.name: unit for unit in self._units}
+        for answer in answers:
+            if isinstance(answer, Children):
+                # A request of an earlier agent may have been carried out after that agent's end.
+                for child in answer.children:
+                    if child.exit is None and child.name in units:
+                        units[child.name].found(child.life, now)
+            elif answer.name in units:
+                unit = units[answer.name]
+                if isinstance(answer, Spawned):
+                    unit.spawned(answer, now)
+                else:
+                    unit.not_spawned(answer, now)
+
+    def _sleep(self) -> None:
+        """Until something is readable or due. The descriptors are few and gathered anew: nothing to keep in step."""
+        now = boot_s()
+        wait_s = min([_SAMPLE_S, self._client.wait_s(time.monotonic()), *(unit.due_s(now) for unit in self._units)])
+        poll = select.poll()
+        watched = [unit.handle.fd for unit in self._units if unit.handle is not None and unit.handle.fd is not None]
+        for fd in (self._wake_r, *self._client.descriptors(), *watched):
+            poll.register(fd, select.POLLIN)
+        poll.poll(max(1.0, wait_s * 1000.0))
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_r, 4096):
+                pass
+
+    def _publish(self) -> None:
+        now = boot_s()
+        note = "" if self._client.phase is ServerPhase.READY else self._client.note
+        views = [unit.view(now, note) for unit in self._units]
+        with self._views_lock:
+            self._views = views
+
+    def _leave(self) -> None:
+        try:
+            self._client.close(retire=self._closing is False)
+            for unit in self._units:
+                unit.close()
+            self._publish()
+        finally:
+            self._unlock()
+
+    # --- setting up ---------------------------------------------------------------------------------------------------
+
+    def _unit(self, spec: Supervised) -> Unit:
+        settings, supervision = self._settings, self._settings.supervision
+        environment = {"FTAR_REPLICA": spec.replica, "FTAR_NODE": settings.node, "RANK": str(spec.rank)}
+        if settings.ranks_socket is not None:
+            environment["FTAR_AGENT"] = str(settings.ranks_socket)
+        return Unit(
+            spec,
+            environment,
+            self._root / spec.replica / f"rank{spec.rank}",
+            limits=Limits(supervision.backoff_s, supervision.backoff_max_s, supervision.healthy_s),
+            grace_s=supervision.grace_s,
+            emit=self._emit,
+        )
+
+    def _emit(self, kind: str, thing: str, reason: str) -> None:
+        _LOG.info("%s %s: %s", kind, thing, reason)
+        try:
+            self._emit_to(kind, thing, reason)
+        except Exception:  # noqa: BLE001 - whoever listens, supervision goes on
+            _LOG.exception("an event could not be passed on: %s %s: %s", kind, thing, reason)
+
+    def _lock(self, path: Path) -> int:
+        """Two agents on one state directory would start every replica twice."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise SupervisionUnavailable(
+                f"state directory {self._settings.state_dir}",
+                "another agent supervises replicas from it",
+                hint="stop that agent first, or give this one a state_dir of its own",
+            ) from None
+        return fd
+
+    def _unlock(self) -> None:
+        for fd in (self._lock_fd, self._wake_r, self._wake_w):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        self._lock_fd, self._wake_r, self._wake_w = None, -1, -1
+
+
+def _check(settings: AgentSettings) -> None:
+    supervision = settings.supervision
+    seen: set[tuple[str, int]] = set()
+    for spec in supervision.replicas:
+        where = f"supervision.replicas: {spec.replica!r}"
+        if not valid_name(spec.replica):
+            raise SettingsProblem(f"{where}: not a replica name (1 to 63 of a-z, 0-9, '.', '_', '-')")
+        if spec.rank < 0:
+            raise SettingsProblem(f"{where}: rank {spec.rank} is below 0")
+        if (spec.replica, spec.rank) in seen:
+            raise SettingsProblem(f"{where}: rank {spec.rank} is there twice")
+        seen.add((spec.replica, spec.rank))
+    for name in ("grace_s", "backoff_s", "backoff_max_s", "healthy_s"):
+        value = getattr(supervision, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise SettingsProblem(f"supervision.{name}: {value} is not a time in seconds")
+    for name in supervision.preload:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise SettingsProblem(f"supervision.preload: {name!r} is not the name of a module")
