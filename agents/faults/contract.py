@@ -75,6 +75,7 @@ class Fault(ABC, Generic[U]):
     target: ClassVar[str]  # nic | replica | node
     params: ClassVar[tuple[Param, ...]] = ()
     irreversible: ClassVar[bool] = False
+    survives_boot: ClassVar[bool] = False  # True: its effect is still there after the machine was started anew
     undo_type: type[U]
 
     def unsupported(self, machine: Machine) -> str:

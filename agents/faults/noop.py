@@ -24,6 +24,7 @@ class Noop(Fault[NoopUndo]):
     kind = "noop"
     summary = "Change nothing but a marker file of the agent's own: a rehearsal of the life cycle"
     target = "node"
+    survives_boot = True
     undo_type = NoopUndo
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
