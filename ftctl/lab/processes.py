@@ -28,7 +28,7 @@ class Found:
 
 def processes_of(uuid: str) -> list[Found]:
     """Living processes with the marker, this one apart."""
-    return [Found(pid, _argv(pid)) for pid in _pids() if _carries(pid, uuid)]
+    return [Found(pid, _argv(pid)) for pid in _pids() if carries(pid, uuid)]
 
 
 def living(uuids: Iterable[str]) -> set[str]:
@@ -69,7 +69,7 @@ def _signal(pid: int, uuid: str, number: signal.Signals) -> None:
     except OSError:
         return
     try:
-        if _carries(pid, uuid):  # checked again, now that the number cannot change hands
+        if carries(pid, uuid):  # checked again, now that the number cannot change hands
             signal.pidfd_send_signal(fd, number)
     except OSError:
         return
@@ -91,7 +91,8 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != me]
 
 
-def _carries(pid: int, uuid: str) -> bool:
+def carries(pid: int, uuid: str) -> bool:
+    """True if this process lives and has the marker."""
     return f"{MARKER}={uuid}".encode() in _environment(pid)
 
 

@@ -1,0 +1,114 @@
+"""Waits until a new lab trains: every agent answers and every replica contributes, or says which did not, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from agents.api.models import ProcessView
+from ftctl import durations
+from ftctl.client.cluster import Agents, Snapshot
+from ftctl.config import Flags, load
+from ftctl.context import World
+from ftctl.errors import CliError
+from ftctl.lab.lifecycle import Lab
+from ftctl.lab.manifest import ChildState
+from ftctl.lab.paths import tail
+
+# Importing torch for every replica at once is what takes the time: some 10 s on two idle cores, more on busy ones.
+READY_WITHIN_S = 180.0
+POLL_S = 0.3
+TIMEOUT_S = 3.0
+TAIL_LINES = 15
+
+
+def connect(world: World, lab: Lab) -> Agents:
+    """The lab's agents, by its own inventory alone: what is configured for other clusters does not matter here."""
+    own = replace(
+        world, environ={}, cwd=lab.paths.root, user_config=lambda: lab.paths.root / "none.yaml", running_labs=list
+    )
+    return Agents(own, load(own, Flags(inventory=lab.paths.inventory)).inventory, TIMEOUT_S)
+
+
+async def wait_until_training(
+    world: World, lab: Lab, progress: Callable[[str], None], within_s: float = READY_WITHIN_S
+) -> None:
+    """Raises CliError with the end of the log of whatever stands in the way."""
+    deadline = world.monotonic() + within_s
+    async with connect(world, lab) as agents:
+        while True:
+            snapshot = await agents.snapshot()
+            if trains(lab, snapshot):
+                return
+            _raise_if_hopeless(lab, snapshot)
+            if world.monotonic() > deadline:
+                raise _late(lab, snapshot, within_s)
+            progress(describe(lab, snapshot))
+            await asyncio.sleep(POLL_S)
+
+
+def trains(lab: Lab, snapshot: Snapshot) -> bool:
+    if len(snapshot.views()) < len(lab.nodes) or snapshot.job is None:
+        return False
+    return snapshot.job.state == "finished" or len(snapshot.job.contributors) == len(lab.nodes)
+
+
+def describe(lab: Lab, snapshot: Snapshot) -> str:
+    """How far it is, in one line."""
+    wanted = len(lab.nodes)
+    text = f"{len(snapshot.views())} of {wanted} agents answer"
+    if snapshot.job is None:
+        return text
+    contributing = len(snapshot.job.contributors)
+    others = [f"{r.name} {r.state}" for r in snapshot.job.replicas if r.state != "contributing"]
+    waiting = f" ({', '.join(others)})" if others else ""
+    return f"{text}, {contributing} of {wanted} replicas contribute{waiting}"
+
+
+def _raise_if_hopeless(lab: Lab, snapshot: Snapshot) -> None:
+    """A process that will not be started again ends the wait at once."""
+    keeper = lab.keeper()
+    for child in keeper.children if keeper is not None else ():
+        if child.state == "ended" and child.exit_code != 0:
+            raise _dead_process(lab, child)
+    for process in _processes(snapshot):
+        if process.state == "failed":
+            why = process.reason or f"it ended with {process.exit_code}"
+            raise CliError(
+                f"replica {process.replica}", f"failed: {why}{_end_of(Path(process.log))}", "correct it and try again"
+            )
+
+
+def _dead_process(lab: Lab, child: ChildState) -> CliError:
+    return CliError(
+        f"lab {lab.name}",
+        f"{child.name} ended with exit code {child.exit_code}{_end_of(Path(child.log))}",
+        "ftctl doctor",
+    )
+
+
+def _late(lab: Lab, snapshot: Snapshot, within_s: float) -> CliError:
+    """Name the first thing that is missing: an agent, then the coordinator, then a replica."""
+    waited = f"not ready after {durations.show(within_s)}"
+    for node in snapshot.nodes:
+        if node.error is not None:
+            log = lab.paths.log(f"agent-{node.name}")
+            return CliError(f"lab {lab.name}", f"{waited}: {node.error}{_end_of(log)}", "ftctl doctor")
+    if snapshot.job is None:
+        log = lab.paths.log("coordinator")
+        return CliError(f"lab {lab.name}", f"{waited}: {snapshot.job_error}{_end_of(log)}", "ftctl doctor")
+    missing = sorted({node.replica for node in lab.nodes} - set(snapshot.job.contributors))
+    process = next((p for p in _processes(snapshot) if p.replica in missing), None)
+    end = _end_of(Path(process.log)) if process is not None and process.log else ""
+    return CliError(f"lab {lab.name}", f"{waited}: {', '.join(missing)} did not contribute{end}", "ftctl doctor")
+
+
+def _processes(snapshot: Snapshot) -> list[ProcessView]:
+    return [process for view in snapshot.views() for process in view.processes]
+
+
+def _end_of(log: Path) -> str:
+    lines = tail(log, TAIL_LINES)
+    return "".join(f"\n    {line}" for line in [f"the end of {log.name}:", *lines]) if lines else ""
