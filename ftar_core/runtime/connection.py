@@ -37,6 +37,7 @@ from ftar_core.runtime.clock import Clock, SystemClock
 from ftar_core.runtime.control import ControlConnection
 from ftar_core.runtime.dialer import Backoff
 from ftar_core.runtime.settings import Settings
+from ftar_core.runtime.waker import Waker
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.ids import EpochId, Term
 from ftar_core.wire.messages import EpochInfo, Message, RankInfo, Welcome
@@ -47,6 +48,8 @@ log = logging.getLogger("ftar.member")
 # take longer, and one that takes this long is better tried anew.
 HANDSHAKE_S = 5.0
 WAIT_SLACK_S = 2.0  # the machine ends a member that is alone for too long; the shell does if the machine does not
+
+MIN_TICK_S = 0.001  # a deadline that stays in the past must not become a busy loop
 
 
 class MemberDelegate(Protocol):
@@ -117,6 +120,7 @@ class MemberRuntime:
         self._wait_s = settings.coordinator_wait_s
         self._alone_since = self._clock.now()
         self._last_trouble = "not tried yet"
+        self._ticked_at = 0.0
 
     # --- for the session, from any thread --------------------------------------------------------------------------
 
@@ -173,8 +177,9 @@ class MemberRuntime:
                 return
         self._work_off()
         now = self._clock.now()
-        deadline = self._machine.deadline()
+        deadline = self._tick_at()
         if deadline is not None and now >= deadline:
+            self._ticked_at = now
             self._feed(Tick())
         if self._dial_at is not None and now >= self._dial_at:
             self._dial_at = None
@@ -189,13 +194,17 @@ class MemberRuntime:
     def _timeout(self) -> float | None:
         if self._posted or self._calls:
             return 0.0
-        times = [self._machine.deadline(), self._dial_at]
+        times = [self._tick_at(), self._dial_at]
         if not self._control.welcomed:
             times.append(self._alone_since + self._wait_s + WAIT_SLACK_S)
             if self._control.open:
                 times.append(self._handshake_by)
         known = [t for t in times if t is not None]
         return max(0.0, min(known) - self._clock.now()) if known else None
+
+    def _tick_at(self) -> float | None:
+        deadline = self._machine.deadline()
+        return None if deadline is None else max(deadline, self._ticked_at + MIN_TICK_S)
 
     def _work_off(self) -> None:
         while not self._stop and (self._calls or self._posted):
@@ -288,40 +297,6 @@ class MemberRuntime:
 
     def misplaced(self, why: str) -> None:
         self._end(RankExit.REFUSED, why)
-
-
-class Waker:
-    """Makes a descriptor readable from another thread. The lock keeps a late wake-up from writing to a descriptor that
-    was closed and given to somebody else."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def fileno(self) -> int:
-        return self._read
-
-    def wake(self) -> None:
-        with self._lock:
-            if not self._closed:
-                try:
-                    os.write(self._write, b"!")
-                except BlockingIOError:
-                    pass  # full: it will wake up anyway
-
-    def drain(self, _mask: int) -> None:
-        try:
-            os.read(self._read, 4096)
-        except BlockingIOError:
-            pass
-
-    def close(self) -> None:
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self._read)
-                os.close(self._write)
 
 
 def _ignoring_mask(callback: Callable[[], None]) -> Callable[[int], None]:

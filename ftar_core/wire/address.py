@@ -17,10 +17,10 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str, *, any_port: bool = False, empty_host: str | None = None) -> Address:
+def parse_address(text: str, *, any_port: bool = False) -> Address:
     """`HOST:PORT` or `[IPV6]:PORT`. Raises ValueError with the reason.
 
-    `any_port` allows port 0 (the kernel chooses; for listening). `empty_host` stands for a missing host (":7600").
+    `any_port` allows port 0 (the kernel chooses; for listening).
     """
     text = text.strip()
     if text.startswith("["):
@@ -35,9 +35,7 @@ def parse_address(text: str, *, any_port: bool = False, empty_host: str | None =
         if ":" in host:
             raise ValueError(f"{text!r}: an IPv6 address needs brackets, as in [{host}]:{port_text}")
     if not host:
-        if empty_host is None:
-            raise ValueError(f"{text!r}: the host is missing before the port")
-        host = empty_host
+        raise ValueError(f"{text!r}: the host is missing before the port")
     if any(character.isspace() for character in host):
         raise ValueError(f"{text!r}: a space in the host name")
     lowest = 0 if any_port else 1
