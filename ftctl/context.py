@@ -40,7 +40,7 @@ def _user_config() -> Path:
 def _running_labs() -> list[LabEntry]:
     from ftctl.lab import registry
 
-    return [LabEntry(lab.name, Path(lab.inventory)) for lab in registry.list_labs()]
+    return [LabEntry(lab.name, lab.inventory) for lab in registry.list_labs() if lab.alive]
 
 
 async def _sleep(seconds: float) -> None:

@@ -19,6 +19,7 @@ from ftctl.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ftctl.client.cluster import Cluster
+    from ftctl.config import Flags
 
 P = ParamSpec("P")
 
@@ -62,13 +63,30 @@ AgentTimeoutOption = Annotated[
 
 
 def with_cluster(command: Callable[Concatenate[Cluster, P], ExitCode | None]) -> Callable[..., ExitCode | None]:
-    """Turn `command(cluster, ...)` into a typer command with the shared options.
+    """Turn `command(cluster, ...)` into a typer command with the shared options."""
+
+    def connected(flags: Flags, *args: P.args, **kwargs: P.kwargs) -> ExitCode | None:
+        from ftctl.client.cluster import Cluster
+
+        return command(Cluster(context.current(), flags), *args, **kwargs)
+
+    return _with_shared_options(connected, command)
+
+
+def with_flags(command: Callable[Concatenate[Flags, P], ExitCode | None]) -> Callable[..., ExitCode | None]:
+    """As with_cluster, for a command that may not need the cluster: it gets the flags and makes its own."""
+    return _with_shared_options(command, command)
+
+
+def _with_shared_options(
+    command: Callable[..., ExitCode | None], described: Callable[..., ExitCode | None]
+) -> Callable[..., ExitCode | None]:
+    """Add the options; names, defaults and help come from `described`, whose first parameter they replace.
 
     A command with a `timeout` of its own (wait) leaves only `--agent-timeout` for that of the agents.
     """
 
     def run(**given: Any) -> ExitCode | None:
-        from ftctl.client.cluster import Cluster
         from ftctl.config import Flags
 
         flags = Flags(
@@ -78,10 +96,10 @@ def with_cluster(command: Callable[Concatenate[Cluster, P], ExitCode | None]) ->
             timeout=given.pop("agent_timeout"),
             output=given.pop("output"),
         )
-        return command(Cluster(context.current(), flags), **given)  # type: ignore[call-arg]
+        return command(flags, **given)
 
-    own = list(inspect.signature(command).parameters.values())[1:]
-    hints = get_type_hints(command, localns={"Cluster": object}, include_extras=True)
+    own = list(inspect.signature(described).parameters.values())[1:]
+    hints = get_type_hints(described, localns={"Cluster": object, "Flags": object}, include_extras=True)
     shared = {
         "output": OutputOption,
         "inventory": InventoryOption,
@@ -98,11 +116,22 @@ def with_cluster(command: Callable[Concatenate[Cluster, P], ExitCode | None]) ->
     ]
     run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword}
-    run.__doc__ = command.__doc__
-    run.__name__ = command.__name__
+    run.__doc__ = described.__doc__
+    run.__name__ = described.__name__
     return run
 
 
-def plain_app(help_text: str) -> typer.Typer:
-    """A typer application for one command, or for a group of subcommands, plain like the top level."""
-    return typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help=help_text)
+def plain_app() -> typer.Typer:
+    """A typer application for one command, plain like the top level."""
+    return typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+def plain_group(help_text: str) -> typer.Typer:
+    """A typer application for a group of subcommands (`drain replica R`), also while it has only one."""
+    group = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help=help_text)
+
+    @group.callback()
+    def group_itself() -> None:
+        pass
+
+    return group

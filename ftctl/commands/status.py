@@ -12,7 +12,7 @@ from ftctl.options import OutputFormat, plain_app, with_cluster
 if TYPE_CHECKING:
     from ftctl.client.cluster import Cluster, Snapshot
 
-app = plain_app("")
+app = plain_app()
 
 
 @app.command()

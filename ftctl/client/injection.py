@@ -1,0 +1,189 @@
+"""Injecting and taking back, so that at the end it is known what is in force, whatever happened in between.
+
+An injection whose answer is lost may have happened. It is looked for by its request id, and counts as in force until
+the agent says otherwise. Ctrl-C does not cut a request short, which would only create such a doubt: the answer is
+waited for (it has a deadline), and what it injected is taken back before ftctl exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from agents.api.models import FaultState, FaultView, InjectRequest, RevertAnswer
+from ftctl.client.agent import AgentClient
+from ftctl.client.cluster import Agents
+from ftctl.errors import AgentRefused, AgentUnreachable, CliError
+from ftctl.exit_codes import ExitCode, most_urgent
+
+LOOK_FOR_S = 5.0  # how long a fault with an unknown fate is looked for; an agent that restarts is back within 2 s
+LOOK_EVERY_S = 0.25
+# An agent that answers and does not know the request has not begun it, unless the request still waits in its queue:
+# so it is asked again for this long before the fault is declared never injected.
+SURELY_ABSENT_S = 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupt:
+    """Set by Ctrl-C (or SIGTERM, SIGHUP) while `deferred` holds it."""
+
+    def __init__(self) -> None:
+        self.set = False
+
+
+@contextmanager
+def deferred(on_first: str, agents: Agents) -> Iterator[Interrupt]:
+    """Within it, Ctrl-C is only noted (and `on_first` said); the block looks at `.set` at its end."""
+    loop = asyncio.get_running_loop()
+    interrupt = Interrupt()
+
+    def note() -> None:
+        if not interrupt.set:
+            agents.world.say(on_first)
+        interrupt.set = True
+
+    taken: list[signal.Signals] = []
+    for number in _SIGNALS:
+        try:
+            loop.add_signal_handler(number, note)
+            taken.append(number)
+        except (ValueError, RuntimeError, NotImplementedError):  # not the main thread, or not Unix
+            break
+    try:
+        yield interrupt
+    finally:
+        for number in taken:
+            loop.remove_signal_handler(number)
+
+
+@dataclass
+class Outcome:
+    """What became of the requests, by node. `faults` are in force; `errors` surely not, unless named in `unknown`."""
+
+    faults: dict[str, FaultView] = field(default_factory=dict)
+    errors: dict[str, CliError] = field(default_factory=dict)
+    unknown: dict[str, InjectRequest] = field(default_factory=dict)
+
+    def code(self) -> ExitCode:
+        codes = [error.code for error in self.errors.values()]
+        codes += [ExitCode.IN_FORCE] * len(self.unknown)
+        codes += [ExitCode.IN_FORCE for fault in self.faults.values() if fault.state is FaultState.STUCK]
+        return most_urgent(codes)
+
+
+def new_request_id() -> str:
+    return f"ftctl-{uuid.uuid4().hex}"
+
+
+async def inject(agents: Agents, requests: Mapping[str, InjectRequest]) -> Outcome:
+    """Send one request to each node, all at the same time, and find out what became of every one."""
+
+    async def send(client: AgentClient) -> FaultView:
+        return await client.inject(requests[client.node])
+
+    outcome = Outcome()
+    for node, answer in (await agents.each(send, requests)).items():
+        if isinstance(answer, FaultView):
+            outcome.faults[node] = answer
+        else:
+            outcome.errors[node] = answer
+            if isinstance(answer, AgentUnreachable) and answer.indefinite and not requests[node].dry_run:
+                outcome.unknown[node] = requests[node]
+    await settle(agents, outcome)
+    return outcome
+
+
+async def settle(agents: Agents, outcome: Outcome) -> None:
+    """Look for the faults of requests without an answer, by request id, for at most LOOK_FOR_S."""
+
+    async def look(node: str, request: InjectRequest) -> None:
+        client = await agents.client(node)
+        clock = agents.world.monotonic
+        until = clock() + LOOK_FOR_S
+        absent_since: float | None = None
+        while clock() < until:
+            try:
+                faults = await client.faults()
+            except CliError:
+                absent_since = None
+            else:
+                for fault in faults:
+                    if fault.request_id == request.request_id:
+                        outcome.faults[node] = fault
+                        del outcome.errors[node], outcome.unknown[node]
+                        return
+                absent_since = clock() if absent_since is None else absent_since
+                if clock() - absent_since >= SURELY_ABSENT_S:
+                    del outcome.unknown[node]
+                    outcome.errors[node] = CliError(
+                        f"agent of {node}",
+                        f"{outcome.errors[node].reason}; it knows no such fault: nothing was injected",
+                    )
+                    return
+            await agents.world.sleep(LOOK_EVERY_S)
+
+    await asyncio.gather(*(look(node, request) for node, request in list(outcome.unknown.items())))
+
+
+async def take_back(agents: Agents, outcome: Outcome) -> list[CliError]:
+    """Revert everything in the outcome. The errors returned (all with exit code 5) name what may still be in force."""
+    failures: list[CliError] = []
+
+    async def undo(node: str, fault: FaultView) -> None:
+        client = await agents.client(node)
+        error = await _revert_surely(client, fault)
+        if error is not None:
+            failures.append(error)
+
+    await asyncio.gather(*(undo(node, fault) for node, fault in outcome.faults.items()))
+    failures += [in_doubt(node, request) for node, request in outcome.unknown.items()]
+    return failures
+
+
+async def _revert_surely(client: AgentClient, fault: FaultView) -> CliError | None:
+    try:
+        answer = await client.revert(fault.id)
+    except AgentRefused as error:
+        if error.error_code == "unknown-fault":
+            return None
+        return CliError(f"fault {fault.id}", error.reason, f"ftctl revert {fault.id}", ExitCode.IN_FORCE)
+    except CliError as error:
+        return CliError(
+            f"fault {fault.id} ({fault.kind} on {fault.target})",
+            f"may still be in force: {error.reason}",
+            f"ftctl revert {fault.id}   (it reverts by itself after its duration)",
+            ExitCode.IN_FORCE,
+        )
+    return next((still_there(f) for f in answer.faults if f.id == fault.id and not is_over(f)), None)
+
+
+def is_over(fault: FaultView) -> bool:
+    return fault.state is FaultState.REVERTED
+
+
+def still_there(fault: FaultView) -> CliError:
+    """A fault that was to be reverted and is not."""
+    hint = f"by hand on {fault.node}: {'; '.join(fault.undo)}" if fault.undo else f"ftctl revert {fault.id}"
+    return CliError(
+        f"fault {fault.id} ({fault.kind} on {fault.target})",
+        f"may still be in force, it is {fault.state.value}: {fault.detail or 'no reason given'}",
+        hint,
+        ExitCode.IN_FORCE,
+    )
+
+
+def in_doubt(node: str, request: InjectRequest) -> CliError:
+    return CliError(
+        f"{request.kind} on {node}",
+        "may be in force: its agent did not say whether it was injected, and does not answer now",
+        f"ftctl revert --all --node {node}",
+        ExitCode.IN_FORCE,
+    )
+
+
+async def revert_all(agents: Agents, nodes: list[str] | None) -> dict[str, RevertAnswer | CliError]:
+    return await agents.each(AgentClient.revert_all, nodes)

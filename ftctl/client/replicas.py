@@ -1,0 +1,120 @@
+"""Operators' requests about one replica: whom to ask, and how to tell that it came true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agents.api.models import ActionAnswer, JobState, ReplicaAction, ReplicaState
+from ftctl.client.agent import AgentClient
+from ftctl.client.cluster import Agents, Snapshot
+from ftctl.durations import show
+from ftctl.errors import AgentUnreachable, CliError
+from ftctl.exit_codes import ExitCode
+
+POLL_S = 0.2  # a step of the lab takes as long; the answer comes from the coordinator's memory
+
+STATES = (
+    "starting",
+    "suspect",
+    "hung",
+    "fetching",
+    "replaying",
+    "spare",
+    "contributing",
+    "draining",
+    "drained",
+    "evicted",
+    "blocked",
+    "unreachable",
+)
+_REPLY_CODES = {"refused": ExitCode.REFUSED, "unknown": ExitCode.USAGE}
+
+
+async def act(agents: Agents, snapshot: Snapshot, verb: str, replica: str, request: ReplicaAction) -> ActionAnswer:
+    """Ask one agent to drain, evict or rejoin. Raises CliError when it is refused or fails.
+
+    A rejoin starts the replica's process again, so it must reach the agent that supervises it. Drain and evict are the
+    coordinator's business, and any agent can carry them; the replica's own is tried first, for its events.
+    """
+
+    async def ask(client: AgentClient) -> ActionAnswer:
+        return await client.replica_action(verb, replica, request)
+
+    prefer = snapshot.hosts(replica)
+    supervisors = snapshot.supervisors(replica)
+    if verb == "rejoin" and not supervisors:
+        silent = [name for name in prefer if name in snapshot.unreachable()]
+        if silent:
+            raise AgentUnreachable(
+                silent[0], f"does not answer, and it is the one that starts {replica}", hint="ftctl status"
+            )
+    only = verb == "rejoin" and bool(supervisors)
+    answer = await agents.act(ask, supervisors if only else prefer, only_preferred=only)
+    if answer.code != "ok":
+        code = _REPLY_CODES.get(answer.code, ExitCode.FAILED)
+        raise CliError(f"replica {replica}", answer.text or answer.code, f"ftctl why replica {replica}", code)
+    return answer
+
+
+def find(job: JobState, replica: str) -> ReplicaState | None:
+    return next((state for state in job.replicas if state.name == replica), None)
+
+
+async def until(
+    agents: Agents,
+    replica: str,
+    reached: Callable[[ReplicaState], bool],
+    *,
+    goal: str,
+    timeout_s: float,
+    on_change: Callable[[ReplicaState], None] = lambda _state: None,
+) -> ReplicaState:
+    """Poll the job until `reached`. Raises CliError when it takes longer, or can come no more (the job has ended).
+
+    A coordinator or agents that are away for a while are waited for: a restart of either must not end the wait.
+    """
+    clock = agents.world.monotonic
+    deadline = clock() + timeout_s
+    last: ReplicaState | None = None
+    trouble: CliError | None = None
+    while True:
+        try:
+            job = await agents.any_agent(AgentClient.job)
+        except CliError as error:
+            if error.code is ExitCode.USAGE:
+                raise
+            trouble = error
+        else:
+            trouble = None
+            state = find(job, replica)
+            if state is not None:
+                if last is None or (last.state, last.reason) != (state.state, state.reason):
+                    on_change(state)
+                last = state
+                if reached(state):
+                    return state
+            if job.state in ("finished", "stopped"):
+                raise CliError(
+                    f"replica {replica}", f"job {job.name} is {job.state} ({job.reason}), so it will not be {goal}"
+                )
+        if clock() >= deadline:
+            raise _not_reached(replica, goal, timeout_s, last, trouble)
+        await agents.world.sleep(min(POLL_S, max(0.01, deadline - clock())))
+
+
+def _not_reached(
+    replica: str, goal: str, timeout_s: float, last: ReplicaState | None, trouble: CliError | None
+) -> CliError:
+    if trouble is not None:
+        return CliError(
+            f"replica {replica}",
+            f"not known to be {goal} after {show(timeout_s)}: {trouble}",
+            "ftctl status",
+            trouble.code,
+        )
+    now = (
+        "unknown to the coordinator" if last is None else f"{last.state}: {last.reason}" if last.reason else last.state
+    )
+    rejoin = last is not None and last.state in ("drained", "evicted") and goal == "contributing"
+    hint = f"ftctl rejoin replica {replica}" if rejoin else f"ftctl why replica {replica}"
+    return CliError(f"replica {replica}", f"not {goal} after {show(timeout_s)}; it is {now}", hint)

@@ -1,0 +1,28 @@
+"""From what the user wrote (node[0-3], --rail 1) to nodes and network devices."""
+
+from __future__ import annotations
+
+from agents.api.models import NodeView
+from ftctl import hostlist
+from ftctl.config import Inventory
+from ftctl.errors import UsageProblem
+
+
+def nodes_named(inventory: Inventory, text: str | None) -> list[str]:
+    """The nodes of a hostlist, all without one. Raises UsageProblem for a name the inventory does not have."""
+    if text is None:
+        return [node.name for node in inventory.nodes]
+    try:
+        names = hostlist.expand(text)
+    except hostlist.HostlistError as error:
+        raise UsageProblem("--node", str(error)) from None
+    return [inventory.node(name).name for name in names]
+
+
+def rail_device(view: NodeView, index: int) -> str:
+    """The network device of rail number `index` (from 0) of a node, in the order in which its agent lists them."""
+    rails = [nic.name for nic in view.nics if nic.role == "rail"]
+    if not 0 <= index < len(rails):
+        have = f"rails 0 to {len(rails) - 1}: {', '.join(rails)}" if rails else "no rails declared"
+        raise UsageProblem(f"rail {index} of {view.name}", f"unknown (it has {have})", "ftctl status")
+    return rails[index]

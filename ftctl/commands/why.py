@@ -1,0 +1,41 @@
+"""`ftctl why replica R`: everything that is known about why a replica is in its state, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftctl.commands.membership import ReplicaName
+from ftctl.exit_codes import ExitCode
+from ftctl.options import plain_group, with_cluster
+
+if TYPE_CHECKING:
+    from agents.api.models import EventRecord
+    from ftctl.client.cluster import Agents, Cluster, Snapshot
+
+app = plain_group("Explain why something is in its state.")
+
+
+@app.command()
+@with_cluster
+def replica(cluster: Cluster, name: ReplicaName) -> ExitCode | None:
+    """Explain the state of a replica: the coordinator's view, its processes, its rails, and what happened lately.
+
+    Exit code 0 whenever there is an answer, whatever the replica's state is.
+    """
+    from ftctl.client import events, explain
+    from ftctl.render import document, tables
+    from ftctl.render import why as view
+
+    async def ask(agents: Agents) -> tuple[Snapshot, list[EventRecord]]:
+        snapshot = await agents.snapshot()
+        snapshot.replica(name)  # an unknown one ends here
+        found, _ = await events.everything(agents, [node.name for node in cluster.inventory.nodes], coordinator=True)
+        return snapshot, found
+
+    snapshot, found = cluster.run(ask)
+    answer = explain.replica(snapshot, snapshot.replica(name), found)
+    if cluster.output.for_machines:
+        document.emit(cluster.world, cluster.output, view.document(answer))
+    else:
+        tables.show(cluster.world.console(), *view.parts(answer))
+    return ExitCode.OK
