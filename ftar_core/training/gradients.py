@@ -31,7 +31,7 @@ from ftar_core.training.plan import BucketPlan, Slot, trainable
 class Mode(Enum):
     """What a hook does with a gradient."""
 
-    PASS = "pass"  # leave it in .grad: no session is running
+    OFF = "off"  # leave it in .grad: no session is running
     TAKE = "take"  # copy it into its bucket
     ACCUMULATE = "accumulate"  # leave it in .grad until the last backward of the step
     DISCARD = "discard"  # a shadow's warm-up step: drop it
@@ -44,7 +44,7 @@ class GradientTaker:
     def __init__(self, model: nn.Module, plan: BucketPlan, on_bucket: Callable[[int], None]) -> None:
         self.plan = plan
         self.weight = 1.0  # of this replica's batch; set before backward
-        self.mode = Mode.PASS
+        self.mode = Mode.OFF
         self._on_bucket = on_bucket
         self._lock = threading.Lock()  # several devices run backward in several threads
         self._parameters = trainable(model)
@@ -57,7 +57,7 @@ class GradientTaker:
         self._inputs = {name: _view(self.retained, slot) for name, slot in plan.slots.items()}
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._make_hook(name))
+            parameter.register_post_accumulate_grad_hook(self._make_hook(name))  # type: ignore[no-untyped-call]
             for name, parameter in self._parameters.items()
         ]
 
@@ -69,7 +69,7 @@ class GradientTaker:
 
     def _take(self, name: str, parameter: torch.Tensor) -> None:
         mode = self.mode
-        if mode in (Mode.PASS, Mode.ACCUMULATE):
+        if mode in (Mode.OFF, Mode.ACCUMULATE):
             return
         gradient, parameter.grad = parameter.grad, None
         if mode is Mode.DISCARD or gradient is None:
@@ -124,8 +124,8 @@ class GradientTaker:
         self.mode = mode
 
     def finish(self, *, tokens: float, loss: float | None, weight: float | None = None) -> None:
-        """Close the step's buckets: zeros for what has no gradient, then the tally. `weight` 0 for a step without a batch.
-        A loss that is not finite is left out of the mean (the gradients tell the verdict, not the loss)."""
+        """Close the step's buckets: zeros for what has no gradient, then the tally. `weight` 0 for a step without a
+        batch. A loss that is not finite is left out of the mean (the gradients tell the verdict, not the loss)."""
         if weight is None:
             weight = self.weight if self._weight_taken is None else self._weight_taken
         for bucket in self.plan.buckets:
@@ -171,7 +171,8 @@ class GradientTaker:
             self.reduced[bucket.index].div_(weight)
 
     def give_back(self) -> None:
-        """Every parameter's `.grad` becomes its reduced gradient (a view of the result buffer where the device allows)."""
+        """Every parameter's `.grad` becomes its reduced gradient (a view of the result buffer where the device
+        allows)."""
         for name, parameter in self._parameters.items():
             output = self._outputs[name]
             parameter.grad = output if parameter.device == output.device else output.to(parameter.device)
@@ -180,7 +181,7 @@ class GradientTaker:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self.mode = Mode.PASS
+        self.mode = Mode.OFF
 
 
 def _view(buffers: list[torch.Tensor], slot: Slot) -> torch.Tensor:

@@ -1,17 +1,17 @@
 """The canonical bucket plan: which gradient lies where, the same on every replica.
 
-A ring all-reduce can only add what both sides laid out alike, so the layout is a function of the model alone: trainable
-parameters in reverse order of `named_parameters()` (the order in which backward roughly produces them), grouped by dtype
-into flat buckets. It never changes during a job and does not depend on which gradients a backward happens to produce; a
-parameter without a gradient counts as zeros. Its hash travels in `Hello` and the coordinator refuses a replica with
-another one, before a single gradient could be added to the wrong place.
+A ring all-reduce can only add what both sides laid out alike, so the layout is a function of the model alone:
+trainable parameters in reverse order of `named_parameters()` (the order in which backward roughly produces them),
+grouped by dtype into flat buckets. It never changes during a job and does not depend on which gradients a backward
+happens to produce; a parameter without a gradient counts as zeros. Its hash travels in `Hello` and the coordinator
+refuses a replica with another one, before a single gradient could be added to the wrong place.
 
 Buckets of about 4 MiB: large enough that the fixed cost of a ring pass (2 (n - 1) messages) is small against the bytes,
 small enough that the first bucket is under way long before backward ends.
 
-One more tiny bucket, the *tally*, is reduced with every step: float64 [weight, tokens, weight x loss, ...]. The weight is
-summed in the same reduction as the gradients, with all of float64's precision even when gradients are bfloat16 (a weight
-of 4,097 tokens would be rounded there), and the mean loss over the contributors comes for free.
+One more tiny bucket, the *tally*, is reduced with every step: float64 [weight, tokens, weight x loss, ...]. The weight
+is summed in the same reduction as the gradients, with all of float64's precision even when gradients are bfloat16 (a
+weight of 4,097 tokens would be rounded there), and the mean loss over the contributors comes for free.
 
 Refused, with the name of what is in the way: parameters of a dtype that the ring cannot add, and modules that change
 buffers in forward (BatchNorm's running statistics): they would drift apart between replicas, and catch-up could not
@@ -104,9 +104,8 @@ class BucketPlan:
         elements = sum(bucket.count for bucket in self.buckets)
         first = next(iter(self.slots.values()), None)
         named = f", first {first.name} {first.shape}" if first is not None else ""
-        return (
-            f"plan {self.hash[:12]}: {len(self.slots)} parameters, {elements} elements, {len(self.buckets)} buckets{named}"
-        )
+        counts = f"{len(self.slots)} parameters, {elements} elements, {len(self.buckets)} buckets"
+        return f"plan {self.hash[:12]}: {counts}{named}"
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -116,7 +115,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def make_plan(model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> BucketPlan:
-    """The plan of this model. Raises PlanMismatch, naming the parameter or module, for what cannot be trained this way."""
+    """The plan of this model. Raises PlanMismatch, naming the parameter or module, for what cannot be trained this
+    way."""
     refuse_forward_buffers(model)
     parameters = trainable(model)
     if not parameters:
@@ -154,7 +154,8 @@ def _lay_out(index: int, dtype: torch.dtype, contents: list[tuple[str, tuple[int
 
 
 def refuse_forward_buffers(model: nn.Module) -> None:
-    """Raise PlanMismatch for a module that keeps running statistics (torch.nn.modules.batchnorm) and is in train mode."""
+    """Raise PlanMismatch for a module that keeps running statistics (torch.nn.modules.batchnorm) and is in train
+    mode."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats and module.training:
             raise PlanMismatch(

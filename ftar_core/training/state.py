@@ -1,8 +1,8 @@
 """The state of a replica as bytes: a tree of plain values with the tensors taken out. No pickle, ever.
 
 `model.state_dict()`, `optimizer.state_dict()` and the like become a *skeleton* (nested dicts, lists and scalars as
-MessagePack, each tensor replaced by its number) and a list of tensors in that order. Only types named here pass, in both
-directions: bytes from the network can at worst describe a wrong tree, never run anything.
+MessagePack, each tensor replaced by its number) and a list of tensors in that order. Only types named here pass, in
+both directions: bytes from the network can at worst describe a wrong tree, never run anything.
 
 Rebuilding is exact: keys keep their type (optimizers use integers), tuples stay tuples, floats keep every bit, tensors
 their dtype. It is checked against this replica's own state before anything is overwritten, so that a state of another
@@ -51,22 +51,22 @@ class Node(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True
     """A node of a skeleton."""
 
 
-class Value(Node):
+class Value(Node, frozen=True):
     value: Scalar
 
 
-class TensorRef(Node):
+class TensorRef(Node, frozen=True):
     index: int
 
 
-class Sequence(Node):
+class Sequence(Node, frozen=True):
     """kind: list | tuple | deque | set"""
 
     kind: str
     items: tuple[AnyNode, ...]
 
 
-class Table(Node):
+class Table(Node, frozen=True):
     """kind: dict | counter. Keys are strings or integers, as they were."""
 
     kind: str
@@ -273,7 +273,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous host tensor, without a copy (shape [nbytes], writable)."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def empty_tensor(info: TensorInfo) -> torch.Tensor:

@@ -8,9 +8,8 @@
     server -> StepData, chunks ...                 after each commit; the shadow answers Kept
     server -> Alive                                whenever it has said nothing else for ALIVE_S
 
-A chunk is a `Chunk` frame and then `size` raw bytes, checked by CRC-32. Messages are bounded msgspec frames; the raw bytes
-are bounded by what the Offer announced. Nothing is unpickled.
-"""
+A chunk is a `Chunk` frame and then `size` raw bytes, checked by CRC-32. Messages are bounded msgspec frames; the raw
+bytes are bounded by what the Offer announced. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -37,12 +36,12 @@ STRANGER_S = 3.0
 KEPT_S = 15.0  # how long a source waits for Kept, and keeps a subscription whose connection was lost
 
 
-class StateChallenge(Message):
+class StateChallenge(Message, frozen=True):
     job: str
     nonce: bytes
 
 
-class StateHello(Message):
+class StateHello(Message, frozen=True):
     job: str
     replica: str
     incarnation: int
@@ -50,15 +49,15 @@ class StateHello(Message):
     proof: bytes
 
 
-class StateWelcome(Message):
+class StateWelcome(Message, frozen=True):
     proof: bytes
 
 
-class StateRefused(Message):
+class StateRefused(Message, frozen=True):
     reason: str
 
 
-class Subscribe(Message):
+class Subscribe(Message, frozen=True):
     """`id` (16 bytes) names the subscription over all its connections. `have` is the step whose state the shadow holds
     (-1: none). To go on after a lost connection: `tensor` and `offset` of the next snapshot byte, or, with the snapshot
     complete, `next_step` of the stream."""
@@ -71,7 +70,7 @@ class Subscribe(Message):
     next_step: int = 0
 
 
-class Offer(Message):
+class Offer(Message, frozen=True):
     """The state after `step`, committed in `epoch`. Without tensors: the shadow holds it already."""
 
     step: int
@@ -80,7 +79,7 @@ class Offer(Message):
     tensors: tuple[TensorInfo, ...]
 
 
-class Chunk(Message):
+class Chunk(Message, frozen=True):
     """`size` raw bytes follow this frame: bytes [offset, offset + size) of tensor or bucket `index`."""
 
     index: int
@@ -89,11 +88,11 @@ class Chunk(Message):
     crc: int
 
 
-class StateEnd(Message):
+class StateEnd(Message, frozen=True):
     step: int
 
 
-class StepData(Message):
+class StepData(Message, frozen=True):
     """A committed step. Its averaged buckets follow as chunks (none when nobody updates); `sizes` in bytes."""
 
     step: int
@@ -103,19 +102,19 @@ class StepData(Message):
     sizes: tuple[int, ...]
 
 
-class Kept(Message):
+class Kept(Message, frozen=True):
     """The shadow keeps everything up to this step."""
 
     step: int
 
 
-class Alive(Message):
+class Alive(Message, frozen=True):
     """Nothing to send; `text` says what the shadow waits for."""
 
     text: str = ""
 
 
-class Cut(Message):
+class Cut(Message, frozen=True):
     """The subscription is over. `again`: take a newer snapshot here; else ask another source."""
 
     reason: str
@@ -183,8 +182,8 @@ class StateConnection:
             self._sock.sendall(part)
 
     def receive_chunk(self, chunk: Chunk, target: memoryview) -> None:
-        """The raw bytes of `chunk` into `target`, the whole tensor's memory. Raises WireError if they do not fit there or
-        were damaged on the way."""
+        """The raw bytes of `chunk` into `target`, the whole tensor's memory. Raises WireError if they do not fit there
+        or were damaged on the way."""
         if chunk.offset < 0 or not 0 < chunk.size <= CHUNK_BYTES or chunk.offset + chunk.size > len(target):
             raise WireError(f"chunk [{chunk.offset}, +{chunk.size}] outside of {len(target)} bytes")
         part = target[chunk.offset : chunk.offset + chunk.size]

@@ -1,0 +1,140 @@
+"""A shadow's way back, as the training thread walks it: fetch, replay, warm up, follow.
+
+    fetching -> replaying -> two discarded warm-up steps -> spare (following) -> contributing
+
+Every committed step is applied through the same `update` as on the replicas that made it, so the state is theirs bit
+for bit. The warm-up steps run the user's own loop body once through forward and backward with the gradients dropped:
+caches, allocators and lazy initialisation are then paid for before anybody waits for this replica.
+
+`CatchUp` is driven by the session: it never blocks, and never touches the model while user code runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+from ftar_core.runtime.rails import Rail
+from ftar_core.training.follow import Follower, Identity, ReplayStep, Snapshot
+from ftar_core.training.plan import BucketPlan
+from ftar_core.training.state import Stateful, load_state
+from ftar_core.wire.ids import NO_EPOCH, EpochId
+from ftar_core.wire.messages import MemberInfo
+
+log = logging.getLogger("ftar.session")
+
+
+class Next(Enum):
+    """What the session should do now."""
+
+    AGAIN = "again"  # something was done: look again
+    WARM_UP = "warm-up"  # run the user's loop body once, drop the gradients
+    WAIT = "wait"  # nothing to do until there is news
+
+
+class CatchUp:
+    """`replay(step)` applies a committed step. `tell(step, epoch, ready, text)` posts ShadowAt. `have` is the step
+    whose state the training thread holds (-1: none)."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        plan: BucketPlan,
+        rails: Sequence[Rail],
+        sources: Sequence[MemberInfo],
+        have: int,
+        epoch: EpochId,
+        warm_ups: int,
+        buffer_bytes: int,
+        parts: Mapping[str, Stateful],
+        replay: Callable[[ReplayStep], None],
+        tell: Callable[[int, EpochId, bool, str], None],
+        on_news: Callable[[], None],
+    ) -> None:
+        self.step = have  # the state that the training thread holds now
+        self.epoch = epoch if have >= 0 else NO_EPOCH
+        self.state = "fetching"  # a replica state of `ftctl status`
+        self._warm_ups_left = warm_ups
+        self._parts, self._replay, self._tell = parts, replay, tell
+        self._told = ""
+        self._began = time.monotonic()
+        self._follower = Follower(
+            identity=identity,
+            plan=plan,
+            rails=rails,
+            sources=sources,
+            have=have,
+            on_news=on_news,
+            buffer_bytes=buffer_bytes,
+        )
+
+    @property
+    def connected(self) -> bool:
+        """A source's stream is running."""
+        return self._follower.connected
+
+    @property
+    def refused(self) -> str:
+        return self._follower.refused
+
+    @property
+    def text(self) -> str:
+        return self._follower.text
+
+    def set_sources(self, sources: Sequence[MemberInfo]) -> None:
+        self._follower.set_sources(sources)
+
+    def advance(self, *, may_warm_up: bool) -> Next:
+        """One piece of work. Raises StateMismatch for a state that is not this model's."""
+        item = self._follower.poll()
+        if isinstance(item, Snapshot):
+            self._load(item)
+            return Next.AGAIN
+        if isinstance(item, ReplayStep):
+            if item.step == self.step + 1:  # an older one was replaced by a newer snapshot
+                self._replay(item)
+                self.step, self.epoch = item.step, item.epoch
+                self._report(f"replayed step {item.step}" if self.state != "spare" else "following")
+            return Next.AGAIN
+        if not self._follower.connected or self.step < 0:
+            if self.state == "spare":
+                self.state = "replaying"  # not ready to contribute until a stream runs again
+            self._report(self._follower.text)
+            return Next.WAIT
+        if self._warm_ups_left > 0:
+            if may_warm_up:
+                self._warm_ups_left -= 1
+                return Next.WARM_UP
+            return Next.WAIT
+        if self.state != "spare":
+            self.state = "spare"
+            log.info("caught up with step %d after %.2f s", self.step, time.monotonic() - self._began)
+            self._tell(self.step, self.epoch, True, "following")
+        return Next.WAIT
+
+    def _load(self, snapshot: Snapshot) -> None:
+        began = time.monotonic()
+        if snapshot.state is not None:
+            load_state(self._parts, snapshot.state)
+            log.info(
+                "state after step %d from %s: %d bytes, loaded in %.1f ms",
+                snapshot.step,
+                snapshot.source,
+                snapshot.state.nbytes,
+                (time.monotonic() - began) * 1000,
+            )
+        self.step, self.epoch = snapshot.step, snapshot.epoch
+        self.state = "replaying"
+        self._report(f"holds the state after step {snapshot.step}")
+
+    def _report(self, text: str) -> None:
+        ready = self.state == "spare"
+        if ready or text != self._told:
+            self._told = text
+            self._tell(max(self.step, 0), self.epoch, ready, text)
+
+    def close(self) -> None:
+        self._follower.close()

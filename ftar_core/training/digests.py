@@ -1,0 +1,45 @@
+"""What a replica says about its results in `Done`, so that a difference is found at the step where it arises.
+
+The digest covers all reduced gradients and a rotating slice of the state before the step: one parameter and its
+optimizer state, a different one each step, so that the whole state is covered in as many steps as there are
+parameters, at the cost of reading one of them. Equal on all replicas, or something was corrupted: in transit, in a
+copy, or in the state."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ftar_core.native import core
+from ftar_core.training.gradients import GradientTaker
+from ftar_core.training.plan import DTYPE_CODES, BucketPlan
+
+
+def step_digest(
+    plan: BucketPlan, taker: GradientTaker, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
+) -> tuple[int, bool]:
+    """(64-bit digest, are all reduced gradients finite and is there any weight). Reads memory once, without the GIL."""
+    seed = step
+    finite = taker.total_weight > 0
+    for bucket in plan.all_buckets:
+        address = taker.reduced[bucket.index].data_ptr()
+        seed = core.digest(address, bucket.nbytes, seed)
+        finite = finite and core.all_finite(address, bucket.count, DTYPE_CODES[bucket.dtype])
+    return _state_slice(plan, model, optimizer, step, seed), finite
+
+
+def _state_slice(plan: BucketPlan, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, seed: int) -> int:
+    names = list(plan.slots)
+    parameter = model.get_parameter(names[step % len(names)])
+    seed = _tensor(parameter, seed)
+    state = optimizer.state.get(parameter, {})
+    for key in sorted(state, key=str):
+        value = state[key]
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            seed = _tensor(value, seed)
+    return seed
+
+
+def _tensor(tensor: torch.Tensor, seed: int) -> int:
+    host = tensor.detach().cpu().contiguous()
+    return core.digest(host.data_ptr(), host.numel() * host.element_size(), seed)

@@ -1,0 +1,303 @@
+"""Where three threads meet: the training thread, the member's control loop, and (through it) the native core.
+
+The control loop must act at once when the membership changes, while the training thread is deep in a backward pass. So
+what is needed for a retry lives here, behind one lock: the epoch, which buckets of the step are produced, which are
+reduced. `enter_epoch` makes the native core forget the old epoch and submits again whatever is already produced;
+buckets that backward produces later go to the new epoch by themselves. The training thread notices nothing until it
+asks for results.
+
+What the control loop decides about the *state* of training (commits, the end, becoming a shadow) is only noted here;
+the training thread takes it with `wait`, in order: commits first, then the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from ftar_core.protocol.effects import ApplyCommit, End, EnterEpoch, FollowSources
+from ftar_core.training.plan import DTYPE_CODES, BucketPlan
+from ftar_core.wire.ids import NO_EPOCH, EpochId, epoch_key
+from ftar_core.wire.messages import Commit, Deal, EpochInfo, MemberInfo
+
+if TYPE_CHECKING:
+    from ftar_core.native._core import Member
+
+
+class Ring(Protocol):
+    """The part of ftar_core.native.core.Engine that is used here."""
+
+    def prepare(self, epoch: bytes, members: list[Member], me: int) -> None: ...
+    def activate(self, epoch: bytes) -> None: ...
+    def discard(self, epoch: bytes) -> None: ...
+    def submit(  # noqa: PLR0917 (the native call has no keywords)
+        self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int
+    ) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Role(Enum):
+    NEW = "new"  # not told yet what to be
+    CONTRIBUTOR = "contributor"
+    SHADOW = "shadow"
+
+
+class News(Enum):
+    """Why `wait` returned."""
+
+    COMMIT = "commit"
+    REDUCED = "reduced"  # all buckets of the step, in the current epoch; not yet taken with `take_reduced`
+    END = "end"
+    ROLE = "role"  # the role or the sources have changed
+    POKE = "poke"  # somebody called `poke`
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A consistent look at where the job is."""
+
+    role: Role
+    epoch: EpochInfo | None
+    step: int
+    deal: Deal
+    last_commit_epoch: EpochId
+    retries: int
+    holding: str
+    stopping: bool  # the last commit of this member was noted: nothing comes after it but the end
+
+
+class Exchange:
+    def __init__(
+        self,
+        *,
+        job: str,
+        replica: str,
+        plan: BucketPlan,
+        ring: Ring,
+        retained: Sequence[torch.Tensor],
+        reduced: Sequence[torch.Tensor],
+        on_progress: Callable[[int, int, int], None] = lambda step, produced, reduced: None,
+    ) -> None:
+        self._job, self._replica, self._plan, self._ring = job, replica, plan, ring
+        self._retained, self._reduced_into = retained, reduced
+        self._on_progress = on_progress
+        self._changed = threading.Condition()
+        self._role = Role.NEW
+        self._epoch: EpochInfo | None = None
+        self._key = b""
+        self._step = 0
+        self._deal = Deal(batches={}, cursor=0)
+        self._last_commit_epoch = NO_EPOCH
+        self._retries = 0
+        self._produced: set[int] = set()
+        self._reduced: set[int] = set()
+        self._taken_epoch: EpochId | None = None  # the epoch whose results `take_reduced` has returned
+        self._commits: deque[Commit] = deque()
+        self._end: End | None = None
+        self._sources: tuple[MemberInfo, ...] = ()
+        self._role_version = self._role_seen = 0
+        self._pokes = self._pokes_seen = 0
+        self._holding = ""
+        self._stopping = False
+
+    # --- control loop ----------------------------------------------------------------------------------------------
+
+    def members_of(self, epoch: EpochInfo) -> tuple[list[Member], int]:
+        """The ring of an epoch as the native core takes it, and my index. Raises ValueError if I am not in it."""
+        members: list[Member] = [
+            {
+                "name": member.replica,
+                "incarnation": member.incarnation,
+                "rails": [(e.rail, e.addr, e.port) for e in member.ranks[0].links],
+            }
+            for member in epoch.members
+        ]
+        return members, epoch.names().index(self._replica)
+
+    def prepare_ring(self, epoch: EpochInfo) -> None:
+        members, me = self.members_of(epoch)
+        self._ring.prepare(epoch_key(self._job, epoch.id), members, me)
+
+    def discard_ring(self, epoch: EpochId) -> None:
+        self._ring.discard(epoch_key(self._job, epoch))
+
+    def enter_epoch(self, order: EnterEpoch) -> None:
+        """Abort what is in flight, reduce `order.step` in this epoch from now on."""
+        key = epoch_key(self._job, order.epoch.id)
+        members, me = self.members_of(order.epoch)
+        with self._changed:
+            # Under the lock: no bucket may be submitted between the abort and the new epoch's name.
+            self._ring.prepare(key, members, me)
+            self._ring.activate(key)
+            if order.step != self._step:
+                self._new_step(order.step)
+            elif order.retry:
+                self._retries += 1
+            self._epoch, self._key = order.epoch, key
+            self._deal, self._last_commit_epoch = order.deal, order.last_commit_epoch
+            self._holding = ""
+            self._reduced.clear()
+            self._taken_epoch = None
+            if self._role is not Role.CONTRIBUTOR:
+                self._role = Role.CONTRIBUTOR
+                self._role_version += 1
+            for bucket in sorted(self._produced):
+                self._submit(bucket)
+            self._changed.notify_all()
+
+    def apply_commit(self, order: ApplyCommit) -> None:
+        commit = order.commit
+        with self._changed:
+            if self._role is not Role.CONTRIBUTOR:
+                return  # a shadow hears of commits from the replica it follows
+            self._commits.append(commit)
+            self._stopping = commit.last or self._replica in commit.drained
+            self._new_step(commit.step + 1)
+            self._deal, self._last_commit_epoch = commit.deal, commit.epoch
+            self._holding = ""
+            self._changed.notify_all()
+
+    def follow_sources(self, order: FollowSources) -> None:
+        with self._changed:
+            if self._role is not Role.SHADOW:
+                self._ring.abort()
+                self._epoch, self._key = None, b""
+                self._produced.clear()
+                self._reduced.clear()
+            self._role = Role.SHADOW
+            self._sources = order.sources
+            self._role_version += 1
+            self._changed.notify_all()
+
+    def holding(self, reason: str) -> None:
+        with self._changed:
+            self._holding = reason
+            self._changed.notify_all()
+
+    def end(self, exit_code: int, reason: str) -> None:
+        with self._changed:
+            if self._end is None:
+                self._end = End(exit_code, reason)
+            self._changed.notify_all()
+
+    def reduced(self, epoch: bytes, step: int, bucket: int) -> None:
+        """The native core: a bucket is complete."""
+        with self._changed:
+            if epoch != self._key or step != self._step or bucket not in self._produced:
+                return
+            self._reduced.add(bucket)
+            self._on_progress(step, len(self._produced), len(self._reduced))
+            if len(self._reduced) == len(self._plan.all_buckets):
+                self._changed.notify_all()
+
+    def current(self, epoch: bytes) -> EpochInfo | None:
+        """The epoch of this key, if it is the current one."""
+        with self._changed:
+            return self._epoch if epoch == self._key else None
+
+    def _new_step(self, step: int) -> None:
+        self._step = step
+        self._retries = 0
+        self._produced.clear()
+        self._reduced.clear()
+        self._taken_epoch = None
+
+    def _submit(self, bucket: int) -> None:
+        layout = self._plan.all_buckets[bucket]
+        self._ring.submit(
+            self._key,
+            self._step,
+            bucket,
+            self._retained[bucket].data_ptr(),
+            self._reduced_into[bucket].data_ptr(),
+            layout.count,
+            DTYPE_CODES[layout.dtype],
+        )
+
+    # --- training thread -------------------------------------------------------------------------------------------
+
+    def produced(self, bucket: int) -> None:
+        """All gradients of a bucket lie in its retained buffer (called from the hooks, during backward)."""
+        with self._changed:
+            self._produced.add(bucket)
+            if self._role is Role.CONTRIBUTOR and self._epoch is not None:
+                self._submit(bucket)
+            self._on_progress(self._step, len(self._produced), len(self._reduced))
+
+    def place(self) -> Place:
+        with self._changed:
+            return Place(
+                self._role,
+                self._epoch,
+                self._step,
+                self._deal,
+                self._last_commit_epoch,
+                self._retries,
+                self._holding,
+                self._stopping,
+            )
+
+    def poke(self) -> None:
+        """Make `wait` return: something that the training thread looks after has changed."""
+        with self._changed:
+            self._pokes += 1
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float | None = None) -> News:
+        """Block until there is news. Commits come before everything else, an end after all commits are taken."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                if self._commits:
+                    return News.COMMIT
+                if self._end is not None:
+                    return News.END
+                if self._role_seen != self._role_version:
+                    self._role_seen = self._role_version
+                    return News.ROLE
+                if self._all_reduced() and self._taken_epoch is None:
+                    return News.REDUCED
+                if self._pokes_seen != self._pokes:
+                    self._pokes_seen = self._pokes
+                    return News.POKE
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return News.TIMEOUT
+                self._changed.wait(left_s)
+
+    def _all_reduced(self) -> bool:
+        return self._epoch is not None and len(self._reduced) == len(self._plan.all_buckets)
+
+    def reduced_epoch(self) -> EpochId | None:
+        """The epoch in which all buckets of the step are reduced now, if they are."""
+        with self._changed:
+            return self._epoch.id if self._epoch is not None and self._all_reduced() else None
+
+    def take_reduced(self, epoch: EpochId, then: Callable[[], None]) -> bool:
+        """If the results are still those of `epoch`, note that they were used and call `then` under the lock (so that
+        no newer epoch can come between); else False."""
+        with self._changed:
+            if self._epoch is None or self._epoch.id != epoch or not self._all_reduced():
+                return False
+            self._taken_epoch = epoch
+            then()
+            return True
+
+    def take_commit(self) -> Commit | None:
+        with self._changed:
+            return self._commits.popleft() if self._commits else None
+
+    def ended(self) -> End | None:
+        with self._changed:
+            return self._end if not self._commits else None
+
+    def sources(self) -> tuple[MemberInfo, ...]:
+        with self._changed:
+            return self._sources

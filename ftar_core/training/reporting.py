@@ -1,0 +1,89 @@
+"""What a rank tells the agent of its node, for `ftctl status` and `ftctl ranks`: a view, on which nothing depends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ftar_core.runtime.agentlink import AgentLink
+from ftar_core.runtime.settings import Settings
+from ftar_core.wire.agentlink import LinkReport, RankRegister, RankReport
+
+if TYPE_CHECKING:
+    from ftar_core.native._core import LinkStat
+
+
+class Reporter:
+    """Without FTAR_AGENT it does nothing."""
+
+    def __init__(self, settings: Settings, links: Callable[[], list[LinkStat]]) -> None:
+        self._links = links
+        self._report = RankReport(state="starting", step=0, term=0, epoch=0, contributors=(), links=())
+        register = RankRegister(
+            job=settings.job,
+            replica=settings.replica,
+            rank=settings.rank,
+            pid=os.getpid(),
+            rails=tuple(rail.name for rail in settings.rails),
+        )
+        self._link = AgentLink(settings.agent, register) if settings.agent is not None else None
+
+    def start(self) -> None:
+        if self._link is not None:
+            self._link.start()
+            self.refresh()
+
+    def update(
+        self,
+        *,
+        state: str,
+        step: int,
+        term: int,
+        epoch: int,
+        contributors: tuple[str, ...],
+        last_stall_ms: float | None = None,
+        tokens_per_s: float | None = None,
+        loss: float | None = None,
+    ) -> None:
+        """Numbers that are None stay as they were."""
+        old = self._report
+        self._report = RankReport(
+            state=state,
+            step=step,
+            term=term,
+            epoch=epoch,
+            contributors=contributors,
+            links=(),
+            last_stall_ms=old.last_stall_ms if last_stall_ms is None else last_stall_ms,
+            tokens_per_s=old.tokens_per_s if tokens_per_s is None else tokens_per_s,
+            loss=old.loss if loss is None else loss,
+        )
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Send the last report with the links as they are now (a rail has changed)."""
+        if self._link is not None:
+            links = tuple(_report_of(link) for link in self._links())
+            self._link.report(msgspec.structs.replace(self._report, links=links))
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+
+def _report_of(link: LinkStat) -> LinkReport:
+    return LinkReport(
+        peer=link["peer"],
+        rail=link["rail"],
+        direction=link["direction"],
+        state=link["state"],
+        active=link["active"],
+        reason=link["reason"],
+        since_s=link["since_s"],
+        flaps=link["flaps"],
+        resumes=link["resumes"],
+        bytes=link["bytes"],
+    )

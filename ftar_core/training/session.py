@@ -1,0 +1,576 @@
+"""The training session: a plain PyTorch loop becomes one of several replicas that survive each other's deaths.
+
+    import ftar_core                                                            # 1
+
+    session = ftar_core.Session(model, optimizer)                               # 2
+    for indices in session.batches(len(dataset), batch_size=8):                 # 3
+        loss = loss_of(model, dataset, indices)
+        loss.backward()
+        session.step(loss)                                                      # 4
+
+`batches` yields the samples that this replica was dealt for the step; `session.step()` stands where `optimizer.step()`
+and `zero_grad()` stood. Who and where this process is comes from the environment (ARCHITECTURE.md, "Environment of a
+rank").
+
+A step becomes true in one place. `step()` waits until every bucket is reduced on every replica and the coordinator has
+committed the step; only then are gradients put into `.grad` and `update` is run: one function that reads nothing but
+reduced gradients and registered state, so that a replica that comes back can replay it and end with the same bits.
+When a replica dies in between, the step is reduced again from retained gradients (exchange.py), below this file's
+sight: the training thread sits in `wait` and sees a commit that comes a little later.
+
+What ends a loop: the job's last commit (the loop ends, exit code 0); a drain, an eviction, a lost coordinator
+(SystemExit with the exit code that tells a supervisor what to do next, and one line that says why).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import nn
+
+from ftar_core.errors import FtarError, SettingsError, StateMismatch
+from ftar_core.protocol.effects import End
+from ftar_core.protocol.events import LeaveNow, ShadowAt, StepReduced
+from ftar_core.runtime.settings import Settings, read_settings
+from ftar_core.training.catchup import CatchUp, Next
+from ftar_core.training.digests import step_digest
+from ftar_core.training.exchange import News, Place, Role
+from ftar_core.training.follow import Identity, ReplayStep
+from ftar_core.training.gradients import GradientTaker, Mode
+from ftar_core.training.journal import Journal
+from ftar_core.training.ledger import StepLedger
+from ftar_core.training.plan import DEFAULT_BUCKET_BYTES, BufferWatch, make_plan
+from ftar_core.training.sampling import batch_indices, dataset_length
+from ftar_core.training.state import (
+    Stateful,
+    check_transferable,
+    encode_state,
+    parameters_digest,
+    raw_bytes,
+    state_digest,
+)
+from ftar_core.training.statewire import StepData
+from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES, StepItem
+from ftar_core.training.wiring import Wiring
+from ftar_core.wire.exits import RankExit
+from ftar_core.wire.heartbeat import Phase
+from ftar_core.wire.ids import EpochId
+from ftar_core.wire.messages import Commit, Verdict
+
+if TYPE_CHECKING:
+    from ftar_core.native._core import Options
+
+log = logging.getLogger("ftar.session")
+
+LEAVE_S = 2.0  # for the coordinator to hear that this replica leaves
+JOIN_GRACE_S = 1.0  # a joining shadow whose source changes rails; longer, and everybody waits for it
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What hardly anybody has to change. Sizes in bytes, times in seconds."""
+
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    stream_buffer_bytes: int = DEFAULT_BUFFER_BYTES  # a shadow that is further behind starts again
+    warm_up_steps: int = 2
+    end_grace_s: float = 10.0  # then a training thread that hangs is not waited for
+
+
+class _Turn(Enum):
+    TRAIN = "train"
+    WARM_UP = "warm-up"
+
+
+class Session:
+    """One replica's part in a job.
+
+    `update`: called with reduced gradients in `.grad`; default optimizer.step(), scheduler.step(), zero_grad(). It must
+    read nothing else but model, optimizer, scheduler and what is registered in `state` (name -> object with state_dict
+    and load_state_dict). `last_step`: end the job after this step (0: no wish). `settings`: instead of the environment.
+
+    Raises SettingsError (environment), PlanMismatch (a model that cannot be trained this way), StateMismatch (state
+    that cannot be sent to another replica). Starts threads and sockets at the first turn of `batches`, not before."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        update: Callable[[], None] | None = None,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        state: Mapping[str, Stateful] | None = None,
+        last_step: int = 0,
+        settings: Settings | None = None,
+        options: TrainingOptions | None = None,
+        link_options: Options | None = None,
+    ) -> None:
+        if last_step < 0:
+            raise SettingsError(f"last_step={last_step}: a step number, or 0 for no end, is expected")
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self._settings = settings if settings is not None else read_settings()
+        self._options = options if options is not None else TrainingOptions()
+        self._link_options = link_options
+        self._last_step = last_step
+        self._update = update if update is not None else self._default_update
+        parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
+        if scheduler is not None:
+            parts["scheduler"] = scheduler
+        for name, part in (state or {}).items():
+            if name in parts:
+                raise SettingsError(f"state {name!r}: the session registers that itself", hint="choose another name")
+            parts[name] = part
+        self._parts = parts
+        check_transferable(parts)
+        self.plan = make_plan(model, self._options.bucket_bytes)
+        self._buffers = BufferWatch(model)
+        self._taker = GradientTaker(model, self.plan, self._bucket_full)
+        self._journal = Journal(self._settings.journal, self._settings.replica)
+        self._ledger = StepLedger(self._journal)
+        self._wiring: Wiring | None = None
+        self._catch_up: CatchUp | None = None
+        self._applied = 0  # the last step whose update has run
+        self._holds_state = False  # `_applied` is a state of this job, not just this process's own beginning
+        self._turn: _Turn | None = None
+        self._began = 0.0
+        self._joining_lost_since: float | None = None
+        self._contributors: tuple[str, ...] = ()
+        self._over: End | None = None
+
+    # --- for the user's loop ---------------------------------------------------------------------------------------
+
+    @property
+    def replica(self) -> str:
+        return self._settings.replica
+
+    @property
+    def running(self) -> bool:
+        """The job has not ended for this replica."""
+        return self._over is None
+
+    @property
+    def current_step(self) -> int:
+        """The step that is being worked on; the first is 1."""
+        return self._applied + 1
+
+    @property
+    def contributors(self) -> tuple[str, ...]:
+        """Replicas that contributed to the last committed step."""
+        return self._contributors
+
+    @property
+    def warming_up(self) -> bool:
+        """This turn of the loop is a shadow's warm-up: its gradients are dropped, its loss says nothing."""
+        return self._turn is _Turn.WARM_UP
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Loss of the last committed step, averaged over the contributors by weight (the same on all of them)."""
+        return self._ledger.loss
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all contributors a second, over the last step."""
+        return self._ledger.tokens_per_s
+
+    @property
+    def weight(self) -> float:
+        """This replica's weight in the average of the step (1 at the beginning of each). Set it before backward, for
+        example to the number of tokens of the batch."""
+        return self._taker.weight
+
+    @weight.setter
+    def weight(self, value: float) -> None:
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"weight {value}: a finite number of at least 0 is expected")
+        self._taker.weight = float(value)
+
+    def accumulate(self) -> contextlib.AbstractContextManager[None]:
+        """Around all backwards of a step but the last: gradients add up and are reduced once."""
+        return self._taker.accumulate()
+
+    def batches(self, dataset: Sized | int, batch_size: int, *, seed: int = 0) -> Iterator[torch.Tensor]:
+        """Sample indices (int64, shape [batch_size]) of one step after the other, until the job ends.
+
+        `dataset` or its length. Every sample is dealt once an epoch over all replicas together, in an order that
+        depends on `seed` only; `seed`, `batch_size` and the data set must be the same on all replicas.
+        """
+        count = dataset_length(dataset)
+        batch_indices(0, batch_size, count, seed)  # raises for a batch size below 1
+        self._start()
+        try:
+            while True:
+                batch = self._next_turn()
+                if batch is None:
+                    return
+                yield torch.tensor(batch_indices(batch, batch_size, count, seed), dtype=torch.int64)
+                if self._turn is not None:
+                    raise FtarError(
+                        "the loop asked for the next batch before session.step() was called for this one",
+                        hint="call session.step(loss) once at the end of each turn",
+                    )
+        finally:
+            if self._over is None:
+                self._leave("the training loop was left before the job's last step", RankExit.RESTART)
+
+    def step(self, loss: torch.Tensor | float | None = None, *, tokens: int = 0) -> None:
+        """The gradients of this turn are there: reduce, wait for the commit, update. `loss` (for people) and `tokens`
+        (of this replica's batch) are for the journal and status."""
+        turn, self._turn = self._turn, None
+        if turn is None:
+            raise FtarError(
+                "session.step() outside of a turn of session.batches()",
+                hint="call it once at the end of each turn of the loop",
+            )
+        if turn is _Turn.WARM_UP:
+            self._taker.begin(Mode.DISCARD)
+            return
+        self._buffers.check()
+        self._reduce_and_apply(None if loss is None else float(loss), tokens, weight=None)
+
+    def close(self) -> None:
+        """Leave the job now (a loop that runs to its end does not need it)."""
+        if self._over is None and self._wiring is not None:
+            self._leave("the session was closed", RankExit.RESTART)
+        self._taker.close()
+
+    # --- turns -----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._wiring is not None:
+            raise FtarError(
+                "session.batches() was called twice", hint="one loop a session: a job has one sequence of steps"
+            )
+        self._wiring = Wiring(
+            settings=self._settings,
+            plan=self.plan,
+            retained=self._taker.retained,
+            reduced=self._taker.reduced,
+            state_digest=parameters_digest(self.model),
+            last_step=self._last_step,
+            journal=self._journal,
+            options=self._link_options,
+            stream_buffer_bytes=self._options.stream_buffer_bytes,
+            end_grace_s=self._options.end_grace_s,
+        )
+        log.info("%s: %s", self.replica, self.plan.describe())
+        self._wiring.start()
+
+    @property
+    def _w(self) -> Wiring:
+        if self._wiring is None:
+            raise FtarError("the session has not been started", hint="iterate over session.batches()")
+        return self._wiring
+
+    def _next_turn(self) -> int | None:
+        """The batch number for the user's next turn; None when the job is over. Steps without a batch for this replica,
+        and catch-up, happen inside."""
+        if self._over is not None:
+            return None
+        exchange = self._w.exchange
+        while True:
+            end = exchange.ended()
+            if end is not None:
+                self._finish(end)
+                return None
+            place = exchange.place()
+            self._report(place)
+            if place.role is Role.CONTRIBUTOR and self._applied == place.step - 1 and not place.stopping:
+                batch = self._begin_step(place)
+                if batch is not None:
+                    self._turn = _Turn.TRAIN
+                    return batch
+                self._reduce_and_apply(None, 0, weight=0.0)
+                if self._over is not None:
+                    return None
+            elif place.role is Role.NEW or place.stopping:
+                self._w.phase(Phase.STARTUP, self.current_step)
+                exchange.wait(1.0)
+            elif self._catch_up_turn(place):
+                self._taker.begin(Mode.DISCARD)
+                self._turn = _Turn.WARM_UP
+                return self._applied
+
+    def _begin_step(self, place: Place) -> int | None:
+        if self._catch_up is not None:
+            self._catch_up.close()
+            self._catch_up = None
+            self._joining_lost_since = None
+            # Once more, now that this member is in the epoch: the state before its first step is really here.
+            self._w.post(ShadowAt(self._applied, place.last_commit_epoch, True, "contributing"))
+            log.info("%s contributes from step %d on", self.replica, place.step)
+        self._holds_state = True
+        self._w.server.serve(True)
+        self._taker.begin(Mode.TAKE)
+        self._buffers.remember()
+        self._w.phase(Phase.FORWARD, place.step)
+        self._began = time.monotonic()
+        return place.deal.batches.get(self.replica)
+
+    # --- one step --------------------------------------------------------------------------------------------------
+
+    def _bucket_full(self, bucket: int) -> None:
+        self._w.exchange.produced(bucket)
+
+    def _reduce_and_apply(self, loss: float | None, tokens: int, *, weight: float | None) -> None:
+        """Wait for reduction and commit, update. Returns without an update when the job ended or this replica fell
+        out."""
+        exchange, step = self._w.exchange, self.current_step
+        produced = time.monotonic()
+        self._w.phase(Phase.REDUCE, step)
+        self._taker.finish(tokens=float(tokens), loss=loss, weight=weight)
+        announced: EpochId | None = None
+        reduced = math.nan
+        while True:
+            self._serve_shadows()
+            news = exchange.wait(1.0)
+            if news is News.REDUCED:
+                epoch = exchange.reduced_epoch()
+                if epoch is not None and self._announce(step, epoch, loss, produced):
+                    announced, reduced = epoch, time.monotonic()
+            elif news is News.COMMIT:
+                break
+            elif news is News.END:
+                self._finish(exchange.ended() or End(RankExit.RESTART, "the member has ended"))
+                return
+            elif news is News.ROLE and exchange.place().role is not Role.CONTRIBUTOR:
+                return  # out of step with the others: the next turn catches up
+        retries = exchange.place().retries
+        commit = exchange.take_commit()
+        if commit is None or commit.step != step or commit.epoch != announced:
+            self._leave_and_exit(f"the results of step {step} are not those that were committed", RankExit.RESTART)
+        committed = time.monotonic()
+        self._apply(commit)
+        self._ledger.step(
+            commit,
+            incarnation=self._w.incarnation,
+            began=self._began,
+            produced=produced,
+            reduced=reduced,
+            committed=committed,
+            updated=time.monotonic(),
+            retries=retries,
+            loss=self._taker.mean_loss,
+            tokens=int(self._taker.total_tokens),
+        )
+
+    def _announce(self, step: int, epoch: EpochId, loss: float | None, produced: float) -> bool:
+        """Tell the coordinator that the step is reduced here. False if the epoch has changed meanwhile."""
+        digest, finite = step_digest(self.plan, self._taker, self.model, self.optimizer, step)
+        event = StepReduced(
+            step=step,
+            epoch=epoch,
+            digest=digest,
+            finite=finite,
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            step_ms=(time.monotonic() - self._began) * 1000.0,
+            produced_at=produced,
+        )
+        told = self._w.exchange.take_reduced(epoch, lambda: self._w.post(event))
+        if told:
+            self._w.phase(Phase.COMMIT, step)
+        return told
+
+    def _apply(self, commit: Commit) -> None:
+        """The step is true: the same on every replica from here on."""
+        if commit.verdict is Verdict.APPLY:
+            self._taker.average()
+        if self._w.server.followed():
+            self._w.server.publish(self._step_item(commit))
+        if commit.verdict is Verdict.APPLY:
+            self._run_update(commit.step)
+        else:
+            log.warning("step %d: gradients were not finite somewhere, nobody updates", commit.step)
+        self._applied = commit.step
+        self._contributors = commit.contributors
+        self._taker.begin(Mode.OFF)
+
+    def _step_item(self, commit: Commit) -> StepItem:
+        """A copy of the averaged buckets for followers. Cost: one memory copy of the gradients, while somebody
+        follows."""
+        buckets = tuple(b.clone() for b in self._taker.reduced) if commit.verdict is Verdict.APPLY else ()
+        header = StepData(
+            step=commit.step,
+            epoch=commit.epoch,
+            verdict=commit.verdict,
+            contributors=commit.contributors,
+            sizes=tuple(bucket.numel() * bucket.element_size() for bucket in buckets),
+        )
+        return StepItem(header, buckets)
+
+    def _run_update(self, step: int) -> None:
+        self._w.phase(Phase.UPDATE, step)
+        self._taker.mode = Mode.OFF
+        self._taker.give_back()
+        try:
+            self._update()
+        except Exception as error:
+            # Half an update may have run: this state is nobody's, and only catch-up can replace it.
+            self._leave(f"the update of step {step} raised {type(error).__name__}: {error}", RankExit.RESTART)
+            raise
+
+    def _default_update(self) -> None:
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _serve_shadows(self) -> None:
+        """A copy of the state for shadows that wait for one. Called only while this thread waits anyway."""
+        server = self._w.server
+        if server.wanted():
+            epoch = self._w.exchange.place().last_commit_epoch
+            took_ms = server.attach(self._applied, epoch, lambda: encode_state(self._parts))
+            log.info("state after step %d copied for a shadow in %.1f ms", self._applied, took_ms)
+            self._journal.write("snapshot", {"step": self._applied, "copy_ms": took_ms})
+
+    # --- catch-up --------------------------------------------------------------------------------------------------
+
+    def _catch_up_turn(self, place: Place) -> bool:
+        """One piece of a shadow's work, or a wait. True: run a warm-up turn."""
+        exchange = self._w.exchange
+        catch_up = self._catch_up
+        if catch_up is None:
+            self._w.server.serve(False)
+            catch_up = self._catch_up = self._make_catch_up(place)
+        shadow = place.role is Role.SHADOW
+        if shadow:
+            catch_up.set_sources(exchange.sources())
+        if catch_up.refused:
+            self._leave_and_exit(catch_up.refused, RankExit.REFUSED)
+        self._w.phase(Phase.CATCHUP, max(catch_up.step, 0))
+        try:
+            doing = catch_up.advance(may_warm_up=shadow)
+        except StateMismatch as error:
+            self._leave_and_exit(f"{error}" + (f" ({error.hint})" if error.hint else ""), RankExit.REFUSED)
+        if catch_up.step >= 0:
+            self._applied, self._holds_state = catch_up.step, True
+        if doing is Next.WARM_UP:
+            return True
+        if doing is Next.WAIT:
+            if not shadow and not self._join_can_wait(catch_up):
+                self._leave_and_exit(
+                    f"lost the stream before step {place.step - 1} arrived ({catch_up.text})", RankExit.RESTART
+                )
+            exchange.wait(0.2)
+        return False
+
+    def _join_can_wait(self, catch_up: CatchUp) -> bool:
+        """Everybody waits for a replica that has joined: it may look for its stream for a moment only."""
+        if catch_up.connected:
+            self._joining_lost_since = None
+            return True
+        if self._joining_lost_since is None:
+            self._joining_lost_since = time.monotonic()
+        return time.monotonic() - self._joining_lost_since < JOIN_GRACE_S
+
+    def _make_catch_up(self, place: Place) -> CatchUp:
+        settings = self._settings
+        return CatchUp(
+            identity=Identity(settings.job, settings.token, settings.replica, self._w.incarnation),
+            plan=self.plan,
+            rails=settings.rails,
+            sources=self._w.exchange.sources(),
+            have=self._applied if self._holds_state else -1,
+            epoch=place.last_commit_epoch,
+            warm_ups=self._options.warm_up_steps,
+            buffer_bytes=self._options.stream_buffer_bytes,
+            parts=self._parts,
+            replay=self._replay,
+            tell=lambda step, epoch, ready, text: self._w.post(ShadowAt(step, epoch, ready, text)),
+            on_news=self._w.exchange.poke,
+        )
+
+    def _replay(self, item: ReplayStep) -> None:
+        """Apply a step that others have committed, exactly as they did."""
+        began = time.monotonic()
+        if item.verdict is Verdict.APPLY:
+            for mine, theirs in zip(self._taker.reduced, item.buckets, strict=True):
+                raw_bytes(mine)[:] = raw_bytes(theirs)
+            self._taker.begin(Mode.OFF)
+            self._run_update(item.step)
+        self._taker.begin(Mode.OFF)
+        self._contributors = item.contributors
+        self._ledger.replayed(
+            step=item.step,
+            epoch=item.epoch,
+            verdict=item.verdict,
+            contributors=item.contributors,
+            incarnation=self._w.incarnation,
+            began=began,
+            updated=time.monotonic(),
+            loss=self._taker.mean_loss,
+            tokens=int(self._taker.total_tokens),
+        )
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def _report(self, place: Place) -> None:
+        state = "starting"
+        if place.holding:
+            state = "blocked"
+        elif self._catch_up is not None:
+            state = self._catch_up.state
+        elif place.role is Role.CONTRIBUTOR:
+            state = "contributing"
+        epoch = place.epoch.id if place.epoch is not None else place.last_commit_epoch
+        self._w.reporter.update(
+            state=state,
+            step=self.current_step,
+            term=epoch.term.number,
+            epoch=epoch.number,
+            contributors=place.epoch.names() if place.epoch is not None else self._contributors,
+            last_stall_ms=self._ledger.stall_ms,
+            tokens_per_s=self._ledger.tokens_per_s,
+            loss=self._ledger.loss,
+        )
+
+    def _leave(self, reason: str, exit_code: int) -> None:
+        """Tell the coordinator why, wait a moment until it has heard, end."""
+        self._w.post(LeaveNow(reason, exit_code))
+        deadline = time.monotonic() + LEAVE_S
+        while self._w.exchange.ended() is None and time.monotonic() < deadline:
+            while self._w.exchange.take_commit() is not None:
+                pass  # of no use any more
+            self._w.exchange.wait(0.05)
+        self._shut_down(End(exit_code, reason))
+
+    def _leave_and_exit(self, reason: str, exit_code: int) -> NoReturn:
+        self._leave(reason, exit_code)
+        raise SystemExit(int(exit_code))
+
+    def _finish(self, end: End) -> None:
+        """The member has ended. Returns after the job's regular end, else raises SystemExit."""
+        self._shut_down(end)
+        if end.exit_code != RankExit.FINISHED:
+            raise SystemExit(int(end.exit_code))
+
+    def _shut_down(self, end: End) -> None:
+        self._over = end
+        self._turn = None
+        level = logging.INFO if end.exit_code == RankExit.FINISHED else logging.WARNING
+        log.log(
+            level, "%s ends after step %d (exit code %d): %s", self.replica, self._applied, end.exit_code, end.reason
+        )
+        if self._catch_up is not None:
+            self._catch_up.close()
+            self._catch_up = None
+        if self._wiring is not None:
+            self._wiring.close()
+        self._taker.close()
+        self._ledger.ended(
+            step=self._applied,
+            exit_code=int(end.exit_code),
+            reason=end.reason,
+            incarnation=self._w.incarnation,
+            params_digest=parameters_digest(self.model),
+            optimizer_digest=state_digest(self.optimizer),
+        )
+        self._journal.close()

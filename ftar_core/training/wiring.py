@@ -1,0 +1,248 @@
+"""Everything of a rank that is not the training thread: the native engine, the member's control loop, heartbeats,
+reports.
+
+`Wiring` is the control loop's delegate. It translates and passes on; decisions are the member machine's, the training
+state is the session's, what must be atomic is in `exchange`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftar_core.native import core, require
+from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
+from ftar_core.protocol.events import MemberEvent, PeerUnreachable, RingReady
+from ftar_core.protocol.member import Member as MemberMachine
+from ftar_core.runtime.connection import MemberRuntime
+from ftar_core.runtime.settings import Settings
+from ftar_core.training.exchange import Exchange
+from ftar_core.training.journal import Journal
+from ftar_core.training.plan import BucketPlan
+from ftar_core.training.reporting import Reporter
+from ftar_core.training.transfer import StateServer
+from ftar_core.wire.exits import RankExit
+from ftar_core.wire.heartbeat import Phase
+from ftar_core.wire.ids import EpochId, epoch_key
+from ftar_core.wire.messages import Endpoint, EpochInfo, RankInfo
+
+if TYPE_CHECKING:
+    from ftar_core.native._core import Event, Options
+
+log = logging.getLogger("ftar.session")
+
+
+class Wiring:
+    """`end_grace_s`: a training thread that has not noticed the end of its member by then (it hangs) is not waited
+    for: the process exits, so that its supervisor can start it again."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        plan: BucketPlan,
+        retained: Sequence[torch.Tensor],
+        reduced: Sequence[torch.Tensor],
+        state_digest: str,
+        last_step: int,
+        journal: Journal,
+        options: Options | None,
+        stream_buffer_bytes: int,
+        end_grace_s: float,
+    ) -> None:
+        require()
+        self.settings = settings
+        self._plan, self._last_step, self._journal = plan, last_step, journal
+        self._end_grace_s = end_grace_s
+        self._lock = threading.Lock()
+        self._heartbeat: core.Heartbeat | None = None
+        self._phase = Phase.STARTUP
+        self._progress = (0, 0, 0)
+        self._preparing: dict[bytes, EpochId] = {}
+        self._end_noticed = threading.Event()
+        self.incarnation = 0
+        self.engine = core.Engine(
+            settings.job,
+            settings.token,
+            settings.replica,
+            0,
+            [(rail.name, rail.device, rail.address) for rail in settings.rails],
+            options if options is not None else core.Options(),
+        )
+        self.exchange = Exchange(
+            job=settings.job,
+            replica=settings.replica,
+            plan=plan,
+            ring=self.engine,
+            retained=retained,
+            reduced=reduced,
+            on_progress=self._progressed,
+        )
+        self.server = StateServer(
+            job=settings.job,
+            token=settings.token,
+            plan=plan.hash,
+            rails=settings.rails,
+            on_request=self.exchange.poke,
+            buffer_bytes=stream_buffer_bytes,
+        )
+        self._ranks = (
+            RankInfo(
+                rank=settings.rank,
+                node=settings.node,
+                links=tuple(Endpoint(rail=r, addr=a, port=p) for r, a, p in self.engine.endpoints()),
+                state=self.server.endpoints,
+            ),
+        )
+        self.reporter = Reporter(settings, self.engine.links)
+        self.runtime = MemberRuntime(
+            settings,
+            self,
+            MemberMachine(settings.replica, state_digest=state_digest),
+            extra=[(self.engine.event_fd(), self._engine_events)],
+        )
+
+    def start(self) -> None:
+        self.reporter.start()
+        self.runtime.start()
+
+    def post(self, event: MemberEvent) -> None:
+        self.runtime.post(event)
+
+    def close(self) -> None:
+        """End everything, in the order in which nobody uses what is gone already."""
+        self._end_noticed.set()
+        self.runtime.close()
+        with self._lock:
+            heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop()
+        self.engine.close()
+        self.server.close()
+        self.reporter.close()
+
+    # --- progress, for heartbeats ----------------------------------------------------------------------------------
+
+    def phase(self, phase: Phase, step: int) -> None:
+        self._phase = phase
+        _, produced, reduced = self._progress
+        self._progressed(step, produced, reduced)
+
+    def _progressed(self, step: int, produced: int, reduced: int) -> None:
+        self._progress = (step, produced, reduced)
+        heartbeat = self._heartbeat
+        if heartbeat is not None:
+            heartbeat.progress(int(self._phase), step, produced, reduced)
+
+    # --- MemberDelegate, called in the control loop's thread -------------------------------------------------------
+
+    def describe(self) -> tuple[tuple[RankInfo, ...], str, int]:
+        return self._ranks, self._plan.hash, self._last_step
+
+    def welcomed(
+        self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int
+    ) -> None:
+        if incarnation != self.incarnation:
+            self.incarnation = incarnation
+            self.engine.set_incarnation(incarnation)
+            self._journal.write("start", {"incarnation": incarnation, "pid": os.getpid(), "plan": self._plan.hash})
+        with self._lock:
+            if self._end_noticed.is_set():
+                return
+            if self._heartbeat is None:
+                rank = self.settings.rank
+                self._heartbeat = core.Heartbeat(heartbeat_host, heartbeat_port, cookie, rank, interval_ms)
+            else:
+                self._heartbeat.retarget(heartbeat_host, heartbeat_port, cookie, interval_ms)
+        self._progressed(*self._progress)
+
+    def prepare_ring(self, epoch: EpochInfo) -> None:
+        self._preparing[epoch_key(self.settings.job, epoch.id)] = epoch.id
+        self.exchange.prepare_ring(epoch)
+
+    def discard_ring(self, epoch: EpochId) -> None:
+        self._preparing.pop(epoch_key(self.settings.job, epoch), None)
+        self.exchange.discard_ring(epoch)
+
+    def enter_epoch(self, order: EnterEpoch) -> None:
+        self._preparing.clear()
+        self.exchange.enter_epoch(order)
+        self._journal.write(
+            "epoch",
+            {
+                "term": order.epoch.id.term.number,
+                "epoch": order.epoch.id.number,
+                "step": order.step,
+                "contributors": list(order.epoch.names()),
+                "retry": order.retry,
+                "incarnation": self.incarnation,
+            },
+        )
+
+    def apply_commit(self, order: ApplyCommit) -> None:
+        self.exchange.apply_commit(order)
+
+    def follow_sources(self, order: FollowSources) -> None:
+        self.exchange.follow_sources(order)
+
+    def waiting(self, reason: str) -> None:
+        log.warning("%s waits: %s", self.settings.replica, reason)
+        self.exchange.holding(reason)
+
+    def end(self, exit_code: int, reason: str) -> None:
+        self.exchange.end(exit_code, reason)
+        if exit_code != RankExit.FINISHED:
+            threading.Thread(target=self._exit_anyway, args=(exit_code, reason), daemon=True).start()
+
+    def _exit_anyway(self, exit_code: int, reason: str) -> None:
+        if not self._end_noticed.wait(self._end_grace_s):
+            log.critical(
+                "%s: %s; the training thread did not notice within %g s, so the process ends here",
+                self.settings.replica,
+                reason,
+                self._end_grace_s,
+            )
+            logging.shutdown()
+            os._exit(exit_code)
+
+    # --- the native core -------------------------------------------------------------------------------------------
+
+    def _engine_events(self) -> None:
+        for event in self.engine.events():
+            kind = event["type"]
+            if kind == "reduced":
+                self.exchange.reduced(event["epoch"], event["step"], event["bucket"])
+            elif kind == "ready":
+                prepared = self._preparing.get(event["epoch"])
+                if prepared is not None:
+                    self.post(RingReady(prepared))
+            elif kind == "unreachable":
+                epoch = self.exchange.current(event["epoch"])
+                if epoch is not None:
+                    self.post(PeerUnreachable(event["peer"], epoch.id, event["reason"]))
+            elif kind == "rail":
+                self._rail_changed(event)
+            else:  # failed, peer_gone: the coordinator hears of a dead peer itself, and its NewEpoch is the answer
+                log.info("%s: %s %s", kind, event.get("peer", ""), event.get("reason", ""))
+
+    def _rail_changed(self, event: Event) -> None:
+        epoch = self.exchange.current(event["epoch"])
+        self._journal.write(
+            "rail",
+            {
+                "epoch": epoch.id.number if epoch is not None else None,
+                "peer": event["peer"],
+                "rail": event["rail"],
+                "direction": event["direction"],
+                "state": event["state"],
+                "active": event["active"],
+                "reason": event["reason"],
+                "detect_ms": event.get("detect_ms"),
+                "t_event": event.get("time"),
+            },
+        )
+        self.reporter.refresh()
