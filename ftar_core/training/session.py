@@ -233,7 +233,7 @@ class Session:
             self._taker.begin(Mode.DISCARD)
             return
         self._buffers.check()
-        self._reduce_and_apply(None if loss is None else float(loss), tokens, weight=None)
+        self._reduce_and_apply(_number(loss), tokens, weight=None)
 
     def close(self) -> None:
         """Leave the job now (a loop that runs to its end does not need it)."""
@@ -574,3 +574,9 @@ class Session:
             optimizer_digest=state_digest(self.optimizer),
         )
         self._journal.close()
+
+
+def _number(loss: torch.Tensor | float | None) -> float | None:
+    if isinstance(loss, torch.Tensor):
+        return float(loss.detach())
+    return None if loss is None else float(loss)

@@ -1,0 +1,146 @@
+"""Trains a small byte-level GPT on the Python standard library's source, as one replica of a job.
+
+What a training script has to do for `ftar_core` are the five lines marked below; everything else is an ordinary PyTorch
+loop. By hand, in two terminals (a coordinator runs at 127.0.0.1:7600 and the token is in the file /tmp/token):
+
+    export FTAR_COORDINATOR=127.0.0.1:7600 FTAR_JOB=demo FTAR_TOKEN_FILE=/tmp/token
+    FTAR_REPLICA=r0 python -m ftar_core.training.example --steps 100        # terminal 1
+    FTAR_REPLICA=r1 python -m ftar_core.training.example --steps 100        # terminal 2
+
+Under Slurm, one task a replica:
+
+    srun --ntasks=4 bash -c 'FTAR_REPLICA=r$SLURM_PROCID python -m ftar_core.training.example'
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+import ftar_core  # 1
+from ftar_core.errors import FtarError
+from ftar_core.training.example_model import ByteGPT, Shape, SourceText
+from ftar_core.wire.exits import RankExit
+
+
+def train(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)  # every replica begins with the same parameters
+    shape = Shape(layers=options.layers, heads=options.heads, width=options.width, context=options.context)
+    device = torch.device(options.device)
+    text = SourceText(shape.context)
+    model = ByteGPT(shape).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    session = ftar_core.Session(model, optimizer, last_step=options.steps)  # 2
+    pace = Pace(options.step_ms / 1000.0)
+    for indices in session.batches(text, options.batch_size, seed=options.seed):  # 3
+        step = session.current_step
+        pace.begin()
+        inputs, targets = (part.to(device) for part in text.windows(indices))
+        loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        pace.before_backward()
+        loss.backward()
+        pace.after_backward()
+        session.step(loss, tokens=targets.numel())  # 4, where optimizer.step() and zero_grad() were
+        if session.current_step > step and step % options.print_every == 0:  # (a warm-up turn is not a step)
+            say(session, step)
+
+
+class Pace:
+    """Makes forward and backward together take `step_s`, by sleeping: several replicas on two cores would otherwise
+    measure the scheduler. It sleeps before backward, so that the step's last gradient still comes at its end, as it does
+    where a step takes its time computing."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._backward_s = 0.0  # of the last step
+        self._mark = 0.0
+
+    def begin(self) -> None:
+        self._mark = time.monotonic()
+
+    def before_backward(self) -> None:
+        left_s = self._mark + self._step_s - self._backward_s - time.monotonic()
+        if left_s > 0:
+            time.sleep(left_s)
+        self._mark = time.monotonic()
+
+    def after_backward(self) -> None:
+        self._backward_s = time.monotonic() - self._mark
+
+
+def say(session: ftar_core.Session, step: int) -> None:
+    loss = "-" if session.mean_loss is None else f"{session.mean_loss:.4f}"
+    rate = "-" if session.tokens_per_s is None else f"{session.tokens_per_s:.0f}"
+    print(f"step {step}  loss {loss}  tokens/s {rate}  contributors {' '.join(session.contributors)}", flush=True)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: at least 1 is expected")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 86_400_000:
+        raise argparse.ArgumentTypeError(f"{text}: a number of at least 0 is expected")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m ftar_core.training.example",
+        description="Train a small byte-level GPT on the Python standard library's source, as one replica of a job. "
+        "The environment says which: FTAR_COORDINATOR, FTAR_JOB, FTAR_REPLICA and FTAR_TOKEN_FILE are needed.",
+        epilog="All replicas of a job need the same options (--step-ms, --print-every and --device may differ).",
+    )
+    p.add_argument("--steps", type=int, default=0, metavar="N", help="end the job after step N (0: no end)")
+    p.add_argument(
+        "--step-ms",
+        type=_not_negative,
+        default=200.0,
+        metavar="MS",
+        help="least time of a step (0: as fast as it goes)",
+    )
+    p.add_argument("--seed", type=int, default=0, help="of the parameters and of the order of samples")
+    p.add_argument("--batch-size", type=_positive, default=4, help="samples a replica trains in a step")
+    p.add_argument("--context", type=_positive, default=Shape.context, metavar="BYTES", help="length of a sample")
+    p.add_argument("--layers", type=_positive, default=Shape.layers)
+    p.add_argument("--heads", type=_positive, default=Shape.heads)
+    p.add_argument("--width", type=_positive, default=Shape.width, help="of the residual stream")
+    p.add_argument("--learning-rate", type=_not_negative, default=1e-3)
+    p.add_argument("--device", default="cpu", help="cpu, or cuda:N")
+    p.add_argument("--print-every", type=_positive, default=10, metavar="N", help="print every Nth step")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code as in ftar_core.wire.exits; 130 after Ctrl-C. Starts no thread before the session does, so that it may
+    be called in a process that was forked from one with torch imported."""
+    options = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    if options.steps < 0 or options.width % options.heads != 0:
+        problem = "--steps must be at least 0" if options.steps < 0 else "--width must be a multiple of --heads"
+        print(f"error: {problem}", file=sys.stderr)
+        return RankExit.USAGE
+    try:
+        train(options)
+    except FtarError as error:
+        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        return RankExit.USAGE
+    except KeyboardInterrupt:
+        print("interrupted: this replica leaves the job", file=sys.stderr)
+        return 130
+    return RankExit.FINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
