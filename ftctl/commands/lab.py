@@ -188,6 +188,47 @@ def status(output: OutputOption = None) -> None:
         show(world.console(), *view.tables(labs, world.unix_time()))
 
 
+@app.command()
+def demo(
+    *,
+    step_ms: StepOption = 200,
+    seed: SeedOption = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the lab as it is at the end.")] = False,
+    output: OutputOption = None,
+) -> ExitCode:
+    """Unplug a rail, kill a replica, drain another, while three replicas train; then say what each of it cost.
+
+    Brings its own lab and removes it. Exit code 0 only if nobody was held up for longer than the limits, nothing was
+    lost, all replicas ended bit-identical, the loss went down, and nothing was left behind.
+    """
+    from ftctl.config import output_only
+    from ftctl.lab import demo_run
+    from ftctl.lab.progress import progress
+
+    world = current()
+    chosen = output_only(world, output)
+    with progress(world, "making a lab") as talk:
+        result = demo_run.run(world, talk, step_ms=step_ms, seed=seed, keep=keep)
+    report = result.report
+    if chosen.for_machines:
+        from ftctl.render.document import emit
+
+        emit(world, chosen, report.document())
+    else:
+        from ftctl.render.tables import show
+
+        world.out()
+        show(world.console(), *report.tables())
+    for failure in report.failures():
+        world.say(f"failed: {failure}")
+    if result.kept is not None:
+        world.say(f"logs and journals: {result.kept}")
+    if result.path is not None:
+        world.say(f"report: {result.path}")
+    world.say("passed" if report.passed else "not passed")
+    return ExitCode.OK if report.passed else ExitCode.FAILED
+
+
 @app.command(name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def execute(
     node: Annotated[str, typer.Argument(help="node0, node1, ... or fabric.")],

@@ -14,8 +14,8 @@ from ftctl.lab.paths import LONGEST_SOCKET_PATH, LabPaths, make_private, write_p
 
 COORDINATOR = "coordinator"
 TRAINING_MODULE = "ftar_core.training.example"
-# A coordinator that answers 0 has ended the job; 2 is a wrong setting. Neither gets better by starting again.
-COORDINATOR_FINAL = (0, 2)
+# A coordinator that ends with 0 has ended the job, with 1 it cannot go on, with 2 its settings are wrong.
+COORDINATOR_FINAL = (0, 1, 2)
 AGENT_FINAL = (2,)
 # Three trainers on two cores: more threads than one each only fight each other. Read by OpenMP and MKL before torch is
 # imported, so it must be in the environment of the pre-imported process, which is a child of the agent.

@@ -55,6 +55,25 @@ class Lab:
     paths: LabPaths
     manifest: Manifest
     nodes: tuple[Node, ...]
+    process: subprocess.Popen[bytes] | None = None  # the keeper, until the lab is announced
+
+    def announce(self) -> None:
+        """From here on the lab outlives this process."""
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.write(ANNOUNCED)
+            self.process.stdin.close()
+            self.process.returncode = 0  # tells subprocess not to warn that it is still running
+            self.process = None
+
+    def forget_process(self) -> None:
+        """After the keeper has ended."""
+        if self.process is not None:
+            if self.process.stdin is not None:
+                with suppress(OSError):
+                    self.process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=1.0)
+            self.process = None
 
     @property
     def name(self) -> str:
@@ -71,10 +90,12 @@ def bring_up(
     ready: Ready,
     progress: Progress = lambda _text: None,
     processes: Processes = configure.process_list,
+    announce: bool = True,
 ) -> Lab:
     """Make the lab, start everything, return when `ready` does. After CliError or KeyboardInterrupt nothing is left.
 
     `ready(lab)` waits until the lab does what it is for, or raises CliError. `processes` is what the keeper runs.
+    Without `announce` the lab goes when this process does, until `Lab.announce`.
     """
     check(options)
     paths = lab_paths(options.name)
@@ -82,18 +103,19 @@ def bring_up(
         ensure_private(labs_dir())
         with _lock(options.name):
             _refuse_if_there(paths)
-            keeper: subprocess.Popen[bytes] | None = None
+            lab: Lab | None = None
             try:
                 progress("writing certificates and configuration")
                 lab = _write(paths, options, processes)
                 progress("making namespaces and links")
-                keeper = _start_keeper(lab)
-                _wait_for_network(lab, keeper)
+                lab.process = _start_keeper(lab)
+                _wait_for_network(lab, lab.process)
                 ready(lab)
-                _announce(keeper)
+                if announce:
+                    lab.announce()
             except BaseException as error:
                 with uninterrupted():
-                    _take_back(paths, keeper, error)
+                    _take_back(paths, lab, error)
                 raise
             return lab
 
@@ -124,14 +146,6 @@ def _start_keeper(lab: Lab) -> subprocess.Popen[bytes]:
         )
 
 
-def _announce(keeper: subprocess.Popen[bytes]) -> None:
-    """From here on the lab outlives this process."""
-    if keeper.stdin is not None:
-        keeper.stdin.write(ANNOUNCED)
-        keeper.stdin.close()
-    keeper.returncode = 0  # tells subprocess not to warn that it is still running
-
-
 def _wait_for_network(lab: Lab, keeper: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + NETWORK_WITHIN_S
     while True:
@@ -147,30 +161,35 @@ def _wait_for_network(lab: Lab, keeper: subprocess.Popen[bytes]) -> None:
         time.sleep(POLL_S)
 
 
-def _take_back(paths: LabPaths, keeper: subprocess.Popen[bytes] | None, error: BaseException) -> None:
+def _take_back(paths: LabPaths, lab: Lab | None, error: BaseException) -> None:
     """Keep the logs of a lab that failed by itself, remove the rest."""
-    if isinstance(error, CliError) and paths.logs.is_dir():
-        kept = state_dir() / "failed" / paths.root.name
-        with suppress(OSError, UnsafeDirectory):
-            ensure_private(kept.parent)
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(paths.logs, kept)
-            for node in sorted((paths.root / "nodes").glob("*/state/**/*.log")):
-                shutil.copy(node, kept / f"{node.relative_to(paths.root / 'nodes').parts[0]}-{node.name}")
-            error.hint = f"{error.hint + '; ' if error.hint else ''}all logs are in {kept}"
+    if isinstance(error, CliError) and (kept := keep_logs(paths)) is not None:
+        error.hint = f"{error.hint + '; ' if error.hint else ''}all logs are in {kept}"
     left = teardown.take_down(paths)
-    if keeper is not None:
-        if keeper.stdin is not None:
-            with suppress(OSError):
-                keeper.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            keeper.wait(timeout=1.0)
+    if lab is not None:
+        lab.forget_process()
     if left.lines():
         raise CliError(
             f"lab {paths.root.name}",
             f"could not be removed completely: {'; '.join(left.lines())}",
             f"ftctl lab down --name {paths.root.name}",
         ) from error
+
+
+def keep_logs(paths: LabPaths) -> Path | None:
+    """Copy the logs and journals of a lab that is about to be removed; where to, or None if that was not possible."""
+    kept = state_dir() / "failed" / paths.root.name
+    try:
+        ensure_private(kept.parent)
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(paths.logs, kept)
+        shutil.copytree(paths.journal, kept / "journal")
+        for log in sorted((paths.root / "nodes").glob("*/state/replicas/**/log*")):
+            place = log.relative_to(paths.root / "nodes").parts
+            shutil.copy(log, kept / "-".join((place[0], *place[3:])))
+    except (OSError, UnsafeDirectory):
+        return None
+    return kept
 
 
 def _refuse_if_there(paths: LabPaths) -> None:
