@@ -54,8 +54,8 @@ def train(options: argparse.Namespace) -> None:
 
 class Pace:
     """Makes forward and backward together take `step_s`, by sleeping: several replicas on two cores would otherwise
-    measure the scheduler. It sleeps before backward, so that the step's last gradient still comes at its end, as it does
-    where a step takes its time computing."""
+    measure the scheduler. It sleeps before backward, so that the step's last gradient still comes at its end, as it
+    does where a step takes its time computing."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s

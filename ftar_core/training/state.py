@@ -44,7 +44,7 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }
 
-Scalar = bool | int | float | str | bytes | None
+Scalar = bool | int | float | str | None
 
 
 class Node(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -53,6 +53,10 @@ class Node(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True
 
 class Value(Node, frozen=True):
     value: Scalar
+
+
+class Raw(Node, frozen=True):
+    value: bytes
 
 
 class TensorRef(Node, frozen=True):
@@ -74,7 +78,7 @@ class Table(Node, frozen=True):
     items: tuple[AnyNode, ...]
 
 
-AnyNode = Value | TensorRef | Sequence | Table
+AnyNode = Value | Raw | TensorRef | Sequence | Table
 
 
 class TensorInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -131,7 +135,11 @@ class _Encoder:
             raise StateMismatch(f"state {path}: nested more than {MAX_DEPTH} deep")
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
-        if value is None or isinstance(value, bool | int | float | str | bytes):
+        if isinstance(value, bytes):
+            return Raw(value)
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise StateMismatch(f"state {path}: {value} does not fit into 64 bits")
+        if value is None or isinstance(value, bool | int | float | str):
             return Value(value)
         if isinstance(value, Mapping):
             keys = tuple(value)
@@ -192,7 +200,7 @@ def decode_tree(state: EncodedState) -> dict[str, object]:
 def _decode(node: AnyNode, tensors: tuple[torch.Tensor, ...], depth: int) -> object:
     if depth > MAX_DEPTH:
         raise StateMismatch(f"the fetched state is nested more than {MAX_DEPTH} deep")
-    if isinstance(node, Value):
+    if isinstance(node, Value | Raw):
         return node.value
     if isinstance(node, TensorRef):
         if not 0 <= node.index < len(tensors):
