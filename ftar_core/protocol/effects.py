@@ -21,8 +21,8 @@ class Persist:
 
 @dataclass(frozen=True)
 class Send:
-    """A `Welcome` leaves the machine with the incarnation and the settings; the shell adds what it alone knows: `proof`,
-    `cookie` and `heartbeat_port`. A list never holds more than one Persist."""
+    """A `Welcome` leaves the machine with the incarnation and the settings; the shell adds what it alone knows:
+    `proof`, `cookie` and `heartbeat_port`. A list never holds more than one Persist."""
 
     conn: int
     message: Message
@@ -51,7 +51,7 @@ class Emit:
 
 @dataclass(frozen=True)
 class Stop:
-    """The coordinator process ends: exit_code 0 after the last commit, 75 when it was fenced or outdated (start it again),
+    """The coordinator process ends: exit_code 0 after the last commit, 75 when fenced or outdated (start it again),
     1 when the job cannot go on. With `promised`, the store must first raise its claim to at least `promised.number`, so
     that the next life gets a term that the members accept (rule EXITREF)."""
 

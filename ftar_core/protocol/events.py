@@ -120,8 +120,8 @@ class RingReady:
 class ShadowAt:
     """The session of a shadow: state loaded and replayed up to and including `step`; `ready` = warmed up, following.
 
-    Told at every step it follows. After Join(step=n) it is told once more with step n-1, as soon as that state is really
-    there: until then the member reports that it holds no state."""
+    Told at every step it follows. After Join(step=n) it is told once more with step n-1, as soon as that state is
+    really there: until then the member reports that it holds no state."""
 
     step: int
     last_commit_epoch: EpochId

@@ -1,0 +1,346 @@
+"""Commits and epoch changes: the two ways in which what is true moves on.
+
+`advance` looks at the facts after every event and does the next thing; it is not driven by who sent what last. So a
+lost member, a failed record or a late timer cannot leave it between two states.
+
+* All members reported `Done` of the running step: it commits, for everybody, even if one of them is gone by now. A
+  commit within the epoch needs no record (all hold the result, so whoever recovers cannot choose otherwise); one that
+  carries the next epoch is sent behind its record.
+* A member is gone and not all had reported: a new epoch, at once, that reduces the same step again. The dealt set stays.
+* Fewer than min-replicas: the epoch goes on to exist, its step is reduced, and the commit is withheld until shadows that
+  have caught up make it enough. So nothing special happens to survivors, and whoever comes back starts at this step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ftar_core.protocol import sampler
+from ftar_core.protocol.job import Job, Mode, Undo
+from ftar_core.protocol.joins import cancel_preparation, consider_joins, drains_due, follows, refresh_sources
+from ftar_core.protocol.membership import Cause, Replica, State
+from ftar_core.protocol.recovery import Basis
+from ftar_core.wire.messages import Commit, Done, EpochInfo, Hold, Join, MemberInfo, NewEpoch, Verdict
+
+
+def advance(job: Job, now: float) -> None:
+    """Do what the facts ask for, until nothing more is to be done."""
+    while job.mode is Mode.RUNNING:
+        if not (_commit_step(job, now) or _change_epoch(job, now)):
+            break
+    if job.mode is Mode.RUNNING:
+        _watch_hold(job, now)
+        consider_joins(job, now)
+
+
+# --- commit --------------------------------------------------------------------------------------------------------
+
+
+def _commit_step(job: Job, now: float) -> bool:
+    """Commit the running step if everybody has it. True if something was done."""
+    if len(job.done) < len(job.members) or job.diverged or len(job.gone) == len(job.members):
+        return False  # (where nobody is left to hear it, nothing is gained by committing)
+    if len(job.members) < job.config.min_replicas:
+        return False
+    if not _digests_agree(job, now):
+        return bool(job.gone)
+    last = last_reason(job)
+    following, drained = _next_membership(job, now) if not last else (None, ())
+    _send_commit(job, now, following, drained, last)
+    return True
+
+
+def _digests_agree(job: Job, now: float) -> bool:
+    """All members reduced to the same bytes. If not, the odd one is put out, or the job pauses where nobody can tell."""
+    votes: dict[int, list[str]] = {}
+    for name, done in job.done.items():
+        votes.setdefault(done.digest, []).append(name)
+    if len(votes) == 1:
+        return True
+    ranked = sorted(votes.values(), key=len, reverse=True)
+    odd = [name for group in ranked[1:] for name in group]
+    clear = len(job.done) >= 3 and 2 * len(ranked[0]) > len(job.done)
+    if clear and len(job.members) - len(odd) >= job.config.min_replicas:
+        for name in odd:
+            why = f"its result of step {job.step} differs from that of the {len(ranked[0])} others"
+            replica = job.table.get(name)
+            if replica is not None and job.is_member(replica):
+                job.emit("replica.diverged", name, why)
+                job.evict(replica, why, now, rejoin=True)
+        job.done = {}  # the step is reduced again without them
+        return False
+    who = ", ".join(sorted(odd)) if clear else "unattributed: nobody can say whose is wrong"
+    job.diverged = f"results of step {job.step} differ ({who}); evict the replica you do not trust"
+    job.emit("job.diverged", job.config.job, job.diverged)
+    return False
+
+
+def last_reason(job: Job) -> str:
+    """Why the commit of the running step is the last one; empty if it is not."""
+    if job.finishing:
+        return job.finishing
+    if job.config.steps and job.step >= job.config.steps:
+        return f"step {job.step} is the last of {job.config.steps}"
+    if job.last_wish and job.step >= job.last_wish:
+        return f"all training scripts end with step {job.last_wish}"
+    return ""
+
+
+def _next_membership(job: Job, now: float) -> tuple[EpochInfo | None, tuple[str, ...]]:
+    """The epoch that comes into force with this commit, if any, and who leaves with it."""
+    if job.gone:
+        return None, ()  # the epoch change behind this commit cares for everybody
+    drained = drains_due(job)
+    if drained:
+        if not job.can_persist(now):
+            return None, ()
+        cancel_preparation(job, "a drain goes first")
+        return job.mint_epoch(m for m in job.epoch.members if m.replica not in drained), drained
+    preparation = job.preparation
+    if preparation is not None and not preparation.waiting and follows(job) and job.can_persist(now):
+        return preparation.epoch, ()
+    return None, ()
+
+
+def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tuple[str, ...], last: str) -> None:
+    before, members, step = job.epoch, job.members, job.step
+    verdict = verdict_of(job.done.values())
+    stay = [m for m in (following or before).members if m.replica not in job.gone]
+    deal = sampler.following(job.deal, before.names(), [m.replica for m in stay])
+    commit = Commit(
+        term=job.term,
+        step=step,
+        epoch=before.id,
+        contributors=before.names(),
+        verdict=verdict,
+        deal=deal,
+        next=following,
+        drained=drained,
+        last=bool(last),
+    )
+    joined = [m for m in following.members if m.replica not in members] if following is not None else []
+    job.stalls.committed(job.done, now)
+    if following is not None:
+        undo = snapshot(job, [*drained, *(m.replica for m in joined)])
+        job.preparation = None
+        job.table.cordoned |= frozenset(drained)
+        job.persist(job.record_of(following, step + 1, deal, before.id), undo)
+    for member in before.members:
+        job.send_to(member.replica, commit)
+    job.last_commit = msgspec.structs.replace(commit, next=None, drained=())
+    job.step, job.deal, job.last_commit_epoch, job.done = step + 1, deal, before.id, {}
+    job.dealt_to = tuple(stay)
+    if verdict is Verdict.SKIP:
+        job.emit("step.skipped", f"step {step}", "its gradients were not finite: nobody updates")
+    if last:
+        finish(job, now, last)
+    elif following is not None:
+        _enter(job, following, joined, now)
+        for name in drained:
+            replica = job.table.replicas[name]
+            why = f"left behind step {step}, on request: {replica.reason}"
+            replica.move(Cause.LEFT, now, why)
+            job.drains = job.drains - {name}
+            job.emit("replica.drained", name, why)
+            job.stalls.begin("replica-drained", name, step + 1, None, replica.reason, now)
+        announce(job, f"with the commit of step {step}")
+
+
+def verdict_of(done: Iterable[Done]) -> Verdict:
+    """Everybody applies, or nobody: one result that is not finite skips the step for all."""
+    return Verdict.SKIP if any(not d.finite for d in done) else Verdict.APPLY
+
+
+def finish(job: Job, now: float, why: str) -> None:
+    """The last commit is out: what closes now has ended, not died."""
+    job.mode, job.reason = Mode.FINISHED, why
+    job.finishing = why
+    job.step -= 1  # the job is at its last step for ever
+    job.timers.clear()
+    job.timers["finish"] = now + job.config.finish_wait_s
+    job.emit("job.finished", job.config.job, why)
+    if not job.persisted:
+        job.rewrite_record(None)  # so that a restarted coordinator does not wait for a job that is over
+
+
+# --- epoch change --------------------------------------------------------------------------------------------------
+
+
+def _change_epoch(job: Job, now: float) -> bool:
+    """Replace the membership in the middle of a step, if somebody is gone or a holding job has enough again."""
+    short = len(job.members) - len(job.gone) < job.config.min_replicas
+    joiners = _joiners_at_hold(job) if short else []
+    if not job.gone and not joiners:
+        return False
+    survivors = [m for m in job.epoch.members if m.replica not in job.gone]
+    if not survivors:
+        _vanished(job, now)
+        return True
+    if not job.can_persist(now):
+        return False
+    cancel_preparation(job, "the membership changed")
+    lost = dict(job.gone)
+    undo = snapshot(job, [r.name for r in joiners])
+    job.table.give_slots(joiners, {m.slot for m in survivors})
+    epoch = job.mint_epoch([*survivors, *(r.member() for r in joiners)])
+    if not any(m.replica in job.deal.batches for m in epoch.members):
+        job.deal = sampler.again(job.deal, epoch.names())
+        job.dealt_to = epoch.members
+    enter_epoch(job, epoch, joiners, lost, now, undo)
+    why = ", ".join(f"{name}: {reason}" for name, reason in lost.items()) or f"{len(joiners)} replicas are back"
+    announce(job, f"step {job.step} is reduced again ({why})")
+    return True
+
+
+def enter_epoch(
+    job: Job, epoch: EpochInfo, joiners: list[Replica], lost: dict[str, str], now: float, undo: Undo
+) -> None:
+    """Record `epoch`, then bring everybody into it at the running step: NewEpoch to those inside, Join to newcomers."""
+    job.persist(job.record_of(epoch, job.step, job.deal, job.last_commit_epoch), undo)
+    news = NewEpoch(
+        term=job.term,
+        epoch=epoch,
+        step=job.step,
+        deal=job.deal,
+        lost=lost,
+        last_commit_epoch=job.last_commit_epoch,
+    )
+    new = {r.name for r in joiners}
+    for name in epoch.names():
+        if name not in new:
+            job.send_to(name, news)
+    _enter(job, epoch, [r.member() for r in joiners], now)
+
+
+def _enter(job: Job, epoch: EpochInfo, joined: Sequence[MemberInfo], now: float) -> None:
+    """`epoch` is in force: newcomers are told to contribute, shadows whom to follow."""
+    job.set_epoch(epoch)
+    join = Join(term=job.term, epoch=epoch, step=job.step, deal=job.deal, last_commit_epoch=job.last_commit_epoch)
+    for member in joined:
+        replica = job.table.replicas[member.replica]
+        job.ready.discard(replica.name)
+        job.send(replica, join)
+        replica.move(Cause.JOIN, now, f"contributes from step {job.step}")
+        replica.step = job.step
+        job.emit("replica.joined", replica.name, f"contributes from step {job.step} in epoch {epoch.id}")
+        job.stalls.begin("replica-joined", replica.name, job.step, None, "caught up", now)
+    refresh_sources(job, now)
+
+
+def announce(job: Job, why: str) -> None:
+    names = ", ".join(job.epoch.names()[:8]) + ("" if len(job.members) <= 8 else f" and {len(job.members) - 8} more")
+    job.emit("epoch.new", f"epoch {job.epoch.id}", f"{names}: {why}")
+
+
+def _joiners_at_hold(job: Job) -> list[Replica]:
+    """Shadows that hold the state before the running step, if with them the job has enough."""
+    able = [r for name in job.ready if (r := job.table.get(name)) is not None and r.step == job.step - 1]
+    able.sort(key=lambda r: r.name)
+    living = len(job.members) - len(job.gone)
+    room = max(0, job.config.replicas - living)
+    return able[:room] if living + min(room, len(able)) >= job.config.min_replicas else []
+
+
+def _vanished(job: Job, now: float) -> None:
+    """Nobody of the epoch is left. The running step is committed nowhere; whoever was dealt a batch may retry it."""
+    why = ", ".join(f"{name}: {reason}" for name, reason in job.gone.items())
+    cancel_preparation(job, "all contributors are gone")
+    job.mode = Mode.RECOVERING
+    job.reason = f"all contributors are gone ({why}): waiting for one of them, or for a caught-up replica"
+    job.timers["gather"] = now + job.config.gather_s
+    job.timers.setdefault("hold-exit", now + job.config.hold_exit_s)
+    job.hold_since, job.hold_reason, job.standings = None, "", {}
+    job.waited = job.forced = False
+    may_retry = tuple(m for m in job.dealt_to if (m.replica, m.incarnation) not in job.revoked)
+    job.basis = Basis(job.epoch, job.step, job.deal, job.last_commit_epoch, may_retry)
+    job.stalls.restart()
+    job.emit("job.hold", job.config.job, job.reason)
+
+
+# --- holding -------------------------------------------------------------------------------------------------------
+
+
+def _why_hold(job: Job) -> str:
+    """Why no commit can come; empty if the job runs."""
+    living = len(job.members) - len(job.gone)
+    if job.gone and job.record_problem:
+        return f"{', '.join(sorted(job.gone))} is lost and {job.record_problem}"
+    if living < job.config.min_replicas:
+        return f"{living} contributing, {job.config.min_replicas} needed (min-replicas)"
+    return job.diverged
+
+
+def _watch_hold(job: Job, now: float) -> None:
+    """Say when the job begins and ceases to hold."""
+    reason = _why_hold(job)
+    if reason == job.hold_reason:
+        return
+    job.hold_reason = reason
+    if not reason:
+        job.hold_since = None
+        job.timers.pop("hold-exit", None)
+        for replica in job.states((State.BLOCKED,)):
+            replica.move(Cause.WELL, now, f"contributing since step {job.step}")
+        job.emit("job.running", job.config.job, f"{len(job.contributors())} replicas contribute")
+        return
+    if job.hold_since is None:
+        job.hold_since = now
+        job.timers["hold-exit"] = now + job.config.hold_exit_s
+    job.stalls.restart()
+    job.emit("job.hold", job.config.job, reason)
+    hold = Hold(term=job.term, reason=reason)
+    for name in job.contributors():
+        replica = job.table.replicas[name]
+        if job.is_member(replica):
+            job.send(replica, hold)
+            if replica.may(Cause.HOLD):
+                replica.move(Cause.HOLD, now, reason)
+
+
+# --- what a failed record takes back -------------------------------------------------------------------------------
+
+
+def snapshot(job: Job, names: Sequence[str]) -> Undo:
+    """A function that restores what is true now, and the named replicas, after the record could not be written."""
+    kept = {
+        field: getattr(job, field)
+        for field in (  # a frozen value each, or one that a change replaces as a whole
+            "epoch",
+            "step",
+            "deal",
+            "last_commit_epoch",
+            "record",
+            "members",
+            "done",
+            "gone",
+            "dealt_to",
+            "last_commit",
+            "last_wish",
+            "unreachable",
+            "diverged",
+            "mode",
+            "reason",
+            "preparation",
+            "standings",
+            "basis",
+            "drains",
+            "waited",
+            "forced",
+        )
+    }
+    cordoned, ready, slots = job.table.cordoned, set(job.ready), dict(job.table.slots)
+    timers = dict(job.timers)
+    states = {n: (r.state, r.reason, r.since, r.slot, r.step) for n in names if (r := job.table.get(n)) is not None}
+
+    def undo(now: float) -> None:
+        for field, value in kept.items():
+            setattr(job, field, value)
+        job.table.cordoned, job.ready, job.table.slots = cordoned, ready, slots
+        job.timers = timers
+        for name, state in states.items():
+            replica = job.table.replicas[name]
+            replica.state, replica.reason, replica.since, replica.slot, replica.step = state
+
+    return undo

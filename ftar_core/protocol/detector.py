@@ -1,0 +1,210 @@
+"""Silence, and what it means.
+
+A process that dies closes its connection, and that is seen in milliseconds without any of this. Heartbeats find what a
+closed connection cannot show: a host without power, a cut cable, a stopped process. They come from a native thread, so a
+held GIL is no silence.
+
+One silent replica is suspected, then evicted. Many at once, or a timer of our own that fires late, is the coordinator's
+or the network's trouble: nobody died of that. Then everybody gets one more period, and if they are silent still, the
+detector holds and says so; it never evicts half the job. A replica whose heartbeats never arrived (UDP is blocked, say)
+is not judged by them at all.
+
+Rejected: an adaptive (phi-accrual) threshold. Its merit is wide networks with drifting delays; here a fixed second that an
+operator can read in `status` is worth more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ftar_core.protocol.config import Detection
+from ftar_core.protocol.job import NEVER, Job, Mode
+from ftar_core.protocol.joins import back_off, cancel_if_involved
+from ftar_core.protocol.membership import Cause, Replica, State, natural
+from ftar_core.wire.heartbeat import Phase
+from ftar_core.wire.messages import Unreachable
+
+BUSY = (Phase.FORWARD, Phase.REDUCE, Phase.COMMIT, Phase.UPDATE)  # phases without a budget of their own
+
+
+@dataclass(frozen=True)
+class Verdict:
+    suspects: tuple[str, ...]
+    evict: tuple[str, ...]
+    trouble: str  # many at once: why nobody is evicted
+
+
+def judge(silent_s: Mapping[str, float], contributors: int, detection: Detection) -> Verdict:
+    """`silent_s`: seconds since the last sign of life of each contributor that sends heartbeats."""
+    suspects = tuple(sorted((n for n, s in silent_s.items() if s >= detection.suspect_after_s), key=natural))
+    if (len(suspects) >= 2 and 2 * len(suspects) >= contributors) or len(suspects) == contributors > 0:
+        names = ", ".join(suspects[:8])
+        return Verdict(suspects, (), f"{len(suspects)} of {contributors} contributors are silent at once ({names})")
+    return Verdict(suspects, tuple(n for n in suspects if silent_s[n] >= detection.evict_after_s), "")
+
+
+def scan(job: Job, due: float, now: float) -> None:
+    """Look at everybody's last sign of life; `due` is when this should have run."""
+    detection = job.config.detection
+    job.timers["scan"] = now + detection.heartbeat_interval_s
+    if now - due >= detection.suspect_after_s / 2:
+        _reset(job, now, f"the coordinator itself was late by {now - due:.1f} s")
+        return
+    if job.mode is not Mode.RUNNING:
+        return
+    silent = {r.name: now - r.last_life for r in job.table if r.conn is not None and r.beats}
+    inside = {n: s for n, s in silent.items() if n in job.members}
+    for name, silent_s in silent.items():
+        if name not in inside and silent_s >= detection.evict_after_s:
+            _evict_shadow(job, job.table.replicas[name], silent_s, now)
+    verdict = judge(inside, len(job.members) - len(job.gone), detection)
+    if verdict.trouble:
+        _trouble(job, verdict, now)
+        return
+    if not verdict.suspects and now - job.strike_at > 2 * detection.suspect_after_s:
+        job.strike_at = NEVER
+    if job.network_trouble:
+        job.emit("network.well", job.config.job, "heartbeats arrive again")
+        job.network_trouble = ""
+    _mark(job, verdict, inside, now)
+    for name in verdict.evict:
+        why = f"silent for {inside[name]:.1f} s (no heartbeat, connection still open)"
+        auto_evict(job, job.table.replicas[name], why, now)
+    _scan_hung(job, now)
+
+
+def _evict_shadow(job: Job, replica: Replica, silent_s: float, now: float) -> None:
+    why = f"silent for {silent_s:.1f} s while catching up"
+    cancel_if_involved(job, replica.name, why)
+    job.evict(replica, why, now, rejoin=True)
+
+
+def _reset(job: Job, now: float, why: str) -> None:
+    """Nobody's silence so far counts."""
+    for replica in job.table:
+        replica.last_life = now
+    job.emit(
+        "detector.reset", job.config.job, f"{why}: everybody gets another {job.config.detection.evict_after_s:g} s"
+    )
+
+
+def _trouble(job: Job, verdict: Verdict, now: float) -> None:
+    """First time: one more period. After that: hold, and say so once."""
+    if job.strike_at == NEVER:
+        job.strike_at = now
+        _reset(job, now, verdict.trouble)
+        return
+    for name in verdict.suspects:
+        _suspect(job, job.table.replicas[name], "silent together with others", now)
+    if not job.network_trouble:
+        job.network_trouble = f"{verdict.trouble}; that is the network or this host rather than them: nobody is evicted"
+        job.emit("network.trouble", job.config.job, job.network_trouble)
+
+
+def _mark(job: Job, verdict: Verdict, silent_s: Mapping[str, float], now: float) -> None:
+    for name in verdict.suspects:
+        _suspect(job, job.table.replicas[name], f"no heartbeat for {silent_s[name]:.1f} s", now)
+    for replica in job.states((State.SUSPECT,)):
+        if replica.name not in verdict.suspects and replica.may(Cause.WELL):
+            replica.move(Cause.WELL, now, "heartbeats arrive again")
+            job.emit("replica.well", replica.name, replica.reason)
+
+
+def _suspect(job: Job, replica: Replica, why: str, now: float) -> None:
+    if replica.state is not State.SUSPECT and replica.may(Cause.SILENT):
+        replica.move(Cause.SILENT, now, why)
+        job.emit("replica.suspect", replica.name, why)
+
+
+def auto_evict(job: Job, replica: Replica, why: str, now: float, cause: Cause = Cause.EVICT) -> bool:
+    """Evict without being asked, if the guards allow; otherwise say why not (once)."""
+    detection = job.config.detection
+    refusal = ""
+    if len(job.members) - len(job.gone) <= 1:
+        refusal = "it is the last contributor"
+    elif not job.may_auto_evict(now):
+        minutes = detection.eviction_window_s / 60
+        refusal = f"automatic evictions are limited to {detection.max_evictions} in {minutes:g} min"
+    if refusal:
+        reason = f"{why}; not evicted: {refusal} (`ftctl evict replica {replica.name}` does it)"
+        if replica.name not in job.withheld:
+            job.withheld.add(replica.name)
+            job.emit("replica.eviction-withheld", replica.name, reason)
+        replica.reason = reason
+        return False
+    job.auto_evictions.append(now)
+    job.evict(replica, why, now, rejoin=True, cause=cause)
+    return True
+
+
+# --- hung ----------------------------------------------------------------------------------------------------------
+
+
+def _scan_hung(job: Job, now: float) -> None:
+    """In a ring all wait for the slowest, so the hung one is not who waits but who has produced least."""
+    detection = job.config.detection
+    waiting = job.stalls.waiting_s(now)
+    calm = job.stalls.median_step_s()
+    if waiting is None or calm is None or job.hold_reason:
+        return
+    hung = job.states((State.HUNG,))
+    if waiting < max(detection.hung_after_s, detection.hung_factor * calm):
+        for replica in hung:
+            replica.move(Cause.WELL, now, "the job goes on")
+        return
+    if hung:
+        return
+    busy = [r for n in job.contributors() if (r := job.table.get(n)) is not None and r.beats and r.phase in BUSY]
+    if len(busy) < max(2, len(job.members) - len(job.gone)):
+        return  # somebody is in a phase with a budget of its own, or cannot be judged
+    busy.sort(key=lambda r: (r.step, r.produced, r.reduced))
+    least, second = busy[0], busy[1]
+    if (least.step, least.produced) == (second.step, second.produced):
+        return  # nobody stands out
+    why = f"produced {least.produced} buckets of step {job.step} while all others wait for {waiting:.0f} s"
+    if least.may(Cause.STUCK):
+        least.move(Cause.STUCK, now, why)
+        job.emit("replica.hung", least.name, why)
+    if detection.evict_hung:
+        auto_evict(job, least, f"hung: {why}", now)
+
+
+# --- unreachable ---------------------------------------------------------------------------------------------------
+
+
+def on_unreachable(job: Job, reporter: Replica, message: Unreachable, now: float) -> None:
+    """No rail between two members works, while the coordinator sees both. Collect what others say, then judge."""
+    if job.mode is not Mode.RUNNING or message.epoch != job.epoch.id or not job.is_member(reporter):
+        return
+    if message.peer not in job.members or message.peer == reporter.name:
+        return
+    job.unreachable[(reporter.name, message.peer)] = message.reason
+    job.timers.setdefault("unreachable", now + job.config.detection.unreachable_wait_s)
+
+
+def worst(reports: Mapping[tuple[str, str], str], living: set[str]) -> str | None:
+    """Of the ends of dead links, the one with most reports against it; tie: the higher id. A report counts against both
+    ends, since either may be the sick one, but two of one link count once."""
+    links = {frozenset(pair) for pair in reports if set(pair) <= living}
+    against: dict[str, int] = {}
+    for link in links:
+        for name in link:
+            against[name] = against.get(name, 0) + 1
+    return max(against, key=lambda n: (against[n], natural(n))) if against else None
+
+
+def judge_unreachable(job: Job, now: float) -> None:
+    """Put out the member that most others cannot reach."""
+    name = worst(job.unreachable, set(job.contributors()))
+    if name is None:
+        job.unreachable = {}
+        return
+    replica = job.table.replicas[name]
+    said = sorted({a if b == name else b for a, b in job.unreachable if name in (a, b)}, key=natural)
+    detail = next(reason for pair, reason in job.unreachable.items() if name in pair)
+    why = f"no working rail to {', '.join(said[:8])} ({detail})"
+    if auto_evict(job, replica, why, now, Cause.LOST):
+        back_off(replica, now)
+    else:
+        job.timers["unreachable"] = now + 1.0

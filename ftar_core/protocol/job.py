@@ -1,0 +1,232 @@
+"""The coordinator's whole state in one place, and the few verbs that every part of the machine uses on it.
+
+What must hold together at any moment is (epoch, step, deal, last_commit_epoch): which membership reduces which step, of
+which dealing, on top of which commit. It changes in two ways only: a commit moves `step` on, and an epoch change replaces
+the membership. The latter is written to the record first; if that fails, `undo` restores what was before and a timer
+tries again, so the machine never believes in an epoch that the record does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ftar_core.protocol.config import JobConfig
+from ftar_core.protocol.effects import Close, CoordinatorEffect, Emit, Persist, Send, Stop
+from ftar_core.protocol.membership import ACTIVE, Cause, Replica, State, Table
+from ftar_core.protocol.record import Record
+from ftar_core.protocol.recovery import Basis, Standing
+from ftar_core.protocol.stalls import Stalls
+from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
+from ftar_core.wire.messages import Commit, Deal, Done, EpochInfo, EventView, Evicted, MemberInfo, Message
+
+if TYPE_CHECKING:
+    from ftar_core.protocol.joins import Preparation
+
+
+class Mode(str, Enum):
+    STARTING = "starting"  # waiting for the first members
+    RECOVERING = "recovering"  # finding out what is true: after a restart, or when all contributors vanished
+    RUNNING = "running"  # also while it holds below min-replicas
+    FINISHED = "finished"  # the last commit was sent
+    STOPPED = "stopped"
+
+
+Undo = Callable[[float], None] | None
+NEVER = float("-inf")
+NO_DEAL = Deal(batches={}, cursor=0)
+
+
+@dataclass
+class Job:
+    """`out` collects the effects of the event being handled. Times are the coordinator's clock, seconds."""
+
+    config: JobConfig
+    term: Term
+    table: Table
+    started: float
+    mode: Mode = Mode.STARTING
+    reason: str = ""  # of the mode, for people
+    # -- what is true
+    epoch: EpochInfo = field(default_factory=lambda: EpochInfo(id=NO_EPOCH, members=()))
+    step: int = 0  # the running step
+    deal: Deal = NO_DEAL
+    last_commit_epoch: EpochId = NO_EPOCH  # of step - 1
+    record: Record | None = None  # as last written
+    # -- about the running step
+    members: dict[str, MemberInfo] = field(default_factory=dict)  # of `epoch`, by name
+    done: dict[str, Done] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)  # members lost while the epoch still names them -> why
+    dealt_to: tuple[MemberInfo, ...] = ()  # the membership when `deal` was made
+    revoked: set[tuple[str, int]] = field(default_factory=set)  # incarnations that were put out on purpose
+    last_commit: Commit | None = None
+    last_wish: int = 0  # the step after which all members' scripts want to end; 0 = none
+    # -- plans
+    next_epoch: int = 1
+    preparation: Preparation | None = None
+    ready: set[str] = field(default_factory=set)  # shadows that have caught up
+    drains: set[str] = field(default_factory=set)  # asked to leave at a boundary
+    forced_drains: set[str] = field(default_factory=set)  # may go below min-replicas
+    finishing: str = ""  # why the next commit is the last
+    plan: str = ""  # the bucket plan everybody must have
+    # -- troubles
+    hold_since: float | None = None  # below min-replicas
+    hold_reason: str = ""
+    diverged: str = ""  # unequal digests that could not be attributed: no commit until somebody is put out
+    network_trouble: str = ""  # many silent at once
+    strike_at: float = NEVER  # when many were silent for the first time
+    withheld: set[str] = field(default_factory=set)  # would be evicted but for a guard; said already
+    record_problem: str = ""
+    auto_evictions: list[float] = field(default_factory=list)
+    unreachable: dict[tuple[str, str], str] = field(default_factory=dict)  # dead links of this epoch -> what was said
+    basis: Basis | None = None  # what is known, while recovering
+    standings: dict[str, Standing] = field(default_factory=dict)  # who reported, while recovering
+    waited: bool = False  # the deadline of the recovery has passed
+    forced: bool = False  # the operator decided to go on without those who are missing
+    acknowledged: set[str] = field(default_factory=set)  # members that have the last commit
+    stalls: Stalls = field(default_factory=Stalls)
+    # -- machinery
+    timers: dict[str, float] = field(default_factory=dict)
+    out: list[CoordinatorEffect] = field(default_factory=list)
+    undo: Undo = None  # what a failed record takes back
+    persisted: bool = False  # in this event
+
+    # --- effects
+
+    def send(self, replica: Replica, message: Message) -> None:
+        """To its present connection; nothing if it has none."""
+        if replica.conn is not None:
+            self.out.append(Send(replica.conn, message))
+
+    def send_to(self, name: str, message: Message) -> None:
+        replica = self.table.get(name)
+        if replica is not None:
+            self.send(replica, message)
+
+    def emit(self, kind: str, thing: str, reason: str) -> None:
+        event = EventView(seq=0, time=0.0, source="coordinator", kind=kind, object=thing, reason=reason)
+        self.out.append(Emit(event))
+
+    def close(self, replica: Replica, why: str) -> None:
+        if replica.conn is not None:
+            self.out.append(Close(replica.conn, why))
+            self.table.detach(replica)
+
+    def stop(self, exit_code: int, reason: str, promised: Term | None = None) -> None:
+        self.mode, self.reason = Mode.STOPPED, reason
+        self.timers.clear()
+        self.emit("coordinator.stopped", self.config.job, reason)
+        self.out.append(Stop(exit_code, reason, promised))
+
+    def can_persist(self, now: float) -> bool:
+        """One record an event, so that a failure says which; and not while the last failure is young."""
+        if self.timers.get("record", 0.0) > now:
+            return False
+        if self.persisted:
+            self.timers["again"] = now
+            return False
+        return True
+
+    def persist(self, record: Record, undo: Undo) -> None:
+        self.record, self.persisted, self.undo = record, True, undo
+        self.out.append(Persist(record))
+
+    # --- facts
+
+    def mint_epoch(self, members: Iterable[MemberInfo]) -> EpochInfo:
+        """A membership with the next number; numbers rise and are never used twice, not even cancelled ones."""
+        number, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        return EpochInfo(id=EpochId(self.term, number), members=tuple(sorted(members, key=lambda m: m.slot)))
+
+    def is_member(self, replica: Replica) -> bool:
+        """In the running epoch with this incarnation, and not yet lost."""
+        member = self.members.get(replica.name)
+        return member is not None and member.incarnation == replica.incarnation and replica.name not in self.gone
+
+    def contributors(self) -> list[str]:
+        """Living members of the running epoch, by slot."""
+        return [m.replica for m in self.epoch.members if m.replica not in self.gone]
+
+    def draining(self) -> list[str]:
+        """Members that were asked to leave, by name."""
+        living = (self.table.replicas[name] for name in sorted(self.drains))
+        return [r.name for r in living if r.state is State.DRAINING and self.is_member(r)]
+
+    def record_of(self, epoch: EpochInfo, step: int, deal: Deal, last_commit_epoch: EpochId) -> Record:
+        return Record(
+            job=self.config.job,
+            term=self.term,
+            epoch=epoch,
+            first_step=step,
+            deal=deal,
+            last_commit_epoch=last_commit_epoch,
+            next_incarnation=self.table.next_incarnation,
+            slots=dict(self.table.slots),
+            cordoned=tuple(sorted(self.table.cordoned)),
+            ended=bool(self.finishing),
+        )
+
+    def rewrite_record(self, undo: Undo) -> None:
+        """The same epoch with the present cordons and end wish; nothing to write before the first epoch."""
+        if self.record is not None:
+            changed = msgspec.structs.replace(
+                self.record, cordoned=tuple(sorted(self.table.cordoned)), ended=bool(self.finishing)
+            )
+            self.persist(changed, undo)
+
+    def set_epoch(self, epoch: EpochInfo) -> None:
+        self.epoch = epoch
+        self.members = {m.replica: m for m in epoch.members}
+        self.done, self.gone, self.unreachable, self.diverged = {}, {}, {}, ""
+        self.withheld = set()
+        self.timers.pop("unreachable", None)
+        wishes = [self._wish(m.replica) for m in epoch.members]
+        self.last_wish = max(wishes) if wishes and all(wishes) else 0
+
+    def _wish(self, name: str) -> int:
+        replica = self.table.get(name)
+        return replica.last_step_wish if replica is not None else 0
+
+    # --- losing a replica
+
+    def lose(self, replica: Replica, why: str, now: float) -> None:
+        """Its connection is gone: the process died, or the network between."""
+        self.table.detach(replica)
+        self._out(replica, why, now)
+        if replica.may(Cause.LOST):
+            replica.move(Cause.LOST, now, why)
+            self.emit("replica.lost", replica.name, why)
+
+    def evict(self, replica: Replica, why: str, now: float, *, rejoin: bool, cause: Cause = Cause.EVICT) -> None:
+        """Put this incarnation out at once. It hears why, if it can hear; nothing it says counts from now on."""
+        self.revoked.add((replica.name, replica.incarnation))
+        self.send(replica, Evicted(term=self.term, reason=why, rejoin=rejoin))
+        self._out(replica, why, now)
+        self.close(replica, why)
+        if replica.may(cause):
+            replica.move(cause, now, why)
+        self.emit("replica.evicted", replica.name, why)
+
+    def _out(self, replica: Replica, why: str, now: float) -> None:
+        self.ready.discard(replica.name)
+        self.drains.discard(replica.name)
+        self.standings.pop(replica.name, None)
+        if self.mode is Mode.RUNNING and self.is_member(replica):
+            self.gone[replica.name] = why
+            detect_ms = (now - replica.last_life) * 1000 if replica.last_life else None
+            self.stalls.begin("replica-lost", replica.name, self.step, detect_ms, why, now)
+
+    def may_auto_evict(self, now: float) -> bool:
+        """True if the limit of automatic evictions allows one more."""
+        detection = self.config.detection
+        if detection.max_evictions == 0:
+            return True
+        self.auto_evictions = [t for t in self.auto_evictions if now - t < detection.eviction_window_s]
+        return len(self.auto_evictions) < detection.max_evictions
+
+    def states(self, states: tuple[State, ...] = ACTIVE) -> list[Replica]:
+        return [r for r in self.table if r.state in states]

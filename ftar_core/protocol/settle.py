@@ -1,0 +1,274 @@
+"""Starting a job, and carrying out what `recovery.decide` settled: how the coordinator gets its first epoch of this life."""
+
+from __future__ import annotations
+
+from ftar_core.protocol import sampler
+from ftar_core.protocol.commit import announce, enter_epoch, finish, last_reason, snapshot, verdict_of
+from ftar_core.protocol.job import Job, Mode, Undo
+from ftar_core.protocol.joins import admit_shadow, send_catchup
+from ftar_core.protocol.membership import Cause, Replica, State, natural
+from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, decide
+from ftar_core.wire.ids import NO_EPOCH
+from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, NewEpoch, Refused
+
+
+def begin(job: Job, fresh: bool, now: float) -> None:
+    """What a coordinator does first, from what its store holds."""
+    record = job.record
+    if record is None and fresh:
+        job.timers["start"] = now + job.config.start_timeout_s
+        job.timers["hold-exit"] = now + job.config.start_timeout_s + job.config.hold_exit_s
+        job.reason = f"waiting for {job.config.replicas} replicas"
+        return
+    job.mode = Mode.RECOVERING
+    job.timers["recovery"] = now + job.config.recovery_wait_s
+    job.timers["hold-exit"] = now + job.config.recovery_wait_s + job.config.hold_exit_s
+    if record is None:
+        job.reason = "the record is lost: waiting for all members of the last epoch"
+        return
+    job.basis = Basis.of(record)
+    job.step, job.deal, job.last_commit_epoch = record.first_step, record.deal, record.last_commit_epoch
+    job.next_epoch = record.epoch.id.number + 1
+    job.finishing = "the end of the job was decided before the coordinator restarted" if record.ended else ""
+    for member in record.epoch.members:
+        replica = job.table.ensure(member.replica, now, "")
+        replica.incarnation, replica.slot, replica.ranks = member.incarnation, member.slot, member.ranks
+        replica.state, replica.reason = State.UNREACHABLE, "not yet back since the coordinator restarted"
+    job.reason = f"waiting for the members of epoch {record.epoch.id}"
+
+
+# --- start ---------------------------------------------------------------------------------------------------------
+
+
+def try_start(job: Job, now: float) -> None:
+    """Start with all replicas, or after the timeout with at least min-replicas. All begin with one and the same state:
+    that of the lowest name; whoever was initialised otherwise, or comes later, catches up."""
+    here = [r for r in job.table if r.conn is not None and r.hello is not None and r.hello.report.step == 1]
+    wanted, late = job.config.replicas, "start" not in job.timers
+    job.reason = f"{len(here)} of {wanted} replicas have connected (min-replicas {job.config.min_replicas})"
+    if len(here) < (job.config.min_replicas if late else wanted) or not job.can_persist(now):
+        return
+    here.sort(key=lambda r: natural(r.name))
+    leader = here[0].hello
+    assert leader is not None  # noqa: S101  # filtered above
+    job.plan = leader.plan
+    for replica in list(here):
+        if replica.hello is not None and replica.hello.plan != job.plan:
+            refuse_plan(job, replica, now)
+            here.remove(replica)
+    digest = leader.report.state_digest
+    same = [r for r in here if r.hello is not None and r.hello.report.state_digest == digest][:wanted]
+    undo = snapshot(job, [r.name for r in job.table])
+    job.table.give_slots(same, set())
+    epoch = job.mint_epoch(r.member() for r in same)
+    job.mode, job.reason = Mode.RUNNING, ""
+    job.step, job.last_commit_epoch, job.dealt_to = 1, NO_EPOCH, epoch.members
+    job.deal = sampler.first(epoch.names())
+    job.timers.pop("start", None)
+    job.timers.pop("hold-exit", None)
+    enter_epoch(job, epoch, same, {}, now, undo)
+    announce(job, "the job starts")
+    job.emit("job.running", job.config.job, f"started with {len(same)} replicas")
+    for replica in here:
+        if replica not in same:
+            admit_shadow(job, replica, f"its initial state is not that of {here[0].name}", now)
+
+
+def refuse_plan(job: Job, replica: Replica, now: float) -> None:
+    """Another model than the job's: nothing to be done from here."""
+    reason = f"the model of {replica.name} is not the job's: its gradients have other names, shapes or types"
+    hint = "start it with the same script, arguments and library versions as the other replicas"
+    job.send(replica, Refused(reason=reason, retry=False, hint=hint))
+    job.close(replica, reason)
+    if replica.may(Cause.EVICT):
+        replica.move(Cause.EVICT, now, reason)
+    job.emit("replica.refused", replica.name, reason)
+
+
+# --- recovery ------------------------------------------------------------------------------------------------------
+
+
+def try_settle(job: Job, now: float) -> None:
+    """Decide, if enough is known; say what is missing otherwise."""
+    if not job.can_persist(now):
+        return
+    if job.forced and job.basis is None and all(s.report.epoch == NO_EPOCH for s in job.standings.values()):
+        job.mode, job.forced = Mode.STARTING, False  # nobody has anything: the operator begins anew
+        job.timers.pop("recovery", None)
+        return
+    waited = job.waited or _all_replaced(job)
+    decision = decide(job.basis, job.standings, waited=waited, force=job.forced)
+    if isinstance(decision, Settled):
+        _settle(job, decision, now)
+        return
+    if job.epoch.members and waited and _promote_shadows(job, now):
+        return
+    _undecided(job, decision, waited, now)
+
+
+def _all_replaced(job: Job) -> bool:
+    """A new process under the name of each missing member: the recorded ones are dead, there is no need to wait."""
+    if job.basis is None:
+        return False
+    lives = dict(job.basis.lives())
+    for name, incarnation in lives.items():
+        replica = job.table.get(name)
+        if replica is None or replica.conn is None:
+            return False
+        standing = job.standings.get(name)
+        if replica.incarnation == incarnation and standing is None:
+            return False
+    return bool(lives)
+
+
+def _undecided(job: Job, decision: Undecided, waited: bool, now: float) -> None:
+    if decision.hopeless and waited:
+        if job.finishing and not job.standings:
+            job.stop(0, f"the job had ended ({job.finishing}) and no member is left")
+            return
+        if _all_replaced(job) and not job.forced:
+            stop_job(job, f"{decision.reason}; every member has been restarted, so the state is gone")
+            return
+    job.forced = False
+    if decision.reason == job.reason:
+        return
+    job.reason = decision.reason
+    job.emit("job.hold", job.config.job, decision.reason)
+    for name in job.standings:
+        job.send_to(name, Hold(term=job.term, reason=decision.reason))
+
+
+def stop_job(job: Job, reason: str) -> None:
+    """Give up: tell everybody who listens, then end."""
+    for replica in job.table:
+        if replica.conn is not None:
+            job.send(replica, Evicted(term=job.term, reason=f"the job stops: {reason}", rejoin=True))
+            job.close(replica, reason)
+    job.stop(1, reason)
+
+
+def _promote_shadows(job: Job, now: float) -> bool:
+    """All contributors vanished in front of our eyes, so the running step is committed nowhere: replicas that have caught
+    up to the step before it hold the truth, and go on with it."""
+    able = [r for n in sorted(job.ready) if (r := job.table.get(n)) is not None and r.step == job.step - 1]
+    able = able[: job.config.replicas]
+    if not able:
+        return False
+    undo = snapshot(job, [r.name for r in able])
+    job.table.give_slots(able, set())
+    epoch = job.mint_epoch(r.member() for r in able)
+    if not any(name in job.deal.batches for name in epoch.names()):
+        job.deal = sampler.again(job.deal, epoch.names())
+    job.dealt_to = epoch.members
+    _running(job)
+    enter_epoch(job, epoch, able, {}, now, undo)
+    why = f"all contributors are gone; {', '.join(epoch.names())} had caught up to step {job.step - 1} and goes on"
+    announce(job, why)
+    job.emit("job.running", job.config.job, why)
+    job.timers["sort"] = now
+    return True
+
+
+def _settle(job: Job, decision: Settled, now: float) -> None:
+    """Persist first, then tell: so that a crash in between leaves a record that decides the same way."""
+    members = [job.table.replicas[name] for name in decision.members]
+    standings = job.standings
+    undo = snapshot(job, [r.name for r in job.table])
+    if job.basis is None or decision.epoch != job.basis.epoch.id:
+        job.table.slots.update({name: slot for slot, name in enumerate(decision.contributors)})
+    job.table.give_slots(members, set())
+    job.next_epoch = max(job.next_epoch, decision.epoch.number + 1)
+    epoch = job.mint_epoch(r.member() for r in members)
+    job.step, job.deal, job.last_commit_epoch = decision.step, decision.deal, decision.last_commit_epoch
+    job.set_epoch(epoch)
+    job.dealt_to = epoch.members
+    job.plan = next((r.hello.plan for r in members if r.hello is not None), job.plan)
+    _running(job)
+    last = last_reason(job) if decision.commit else ""
+    if decision.commit:
+        _settle_by_commit(job, decision, epoch, standings, last, undo)
+    else:
+        _settle_by_retry(job, decision, epoch, standings, undo)
+    for replica in members:
+        if replica.may(Cause.HELLO):
+            replica.move(Cause.HELLO, now, "back")
+        replica.move(Cause.JOIN, now, f"contributes from step {job.step}")
+        replica.step = job.step
+    job.emit("coordinator.recovered", job.config.job, decision.reason)
+    announce(job, decision.reason)
+    job.emit("job.running", job.config.job, decision.reason)
+    if last:
+        finish(job, now, last)
+    job.timers["sort"] = now
+
+
+def _settle_by_commit(
+    job: Job, decision: Settled, epoch: EpochInfo, standings: dict[str, Standing], last: str, undo: Undo
+) -> None:
+    """All hold the result of the step: it is true, and the new epoch begins with the next."""
+    done = [d for name in decision.members if (d := standings[name].done) is not None]
+    deal = sampler.following(job.deal, decision.contributors, epoch.names())
+    commit = Commit(
+        term=job.term,
+        step=decision.step,
+        epoch=decision.epoch,
+        contributors=decision.contributors,
+        verdict=verdict_of(done),
+        deal=deal,
+        next=None if last else epoch,
+        last=bool(last),
+    )
+    job.step, job.deal, job.last_commit_epoch = decision.step + 1, deal, decision.epoch
+    job.persist(job.record_of(epoch, job.step, deal, decision.epoch), undo)
+    for name in decision.members:
+        job.send_to(name, commit)
+    job.last_commit = commit
+
+
+def _settle_by_retry(job: Job, decision: Settled, epoch: EpochInfo, standings: dict[str, Standing], undo: Undo) -> None:
+    """Those behind commit the step before, from their own results; then all reduce the step again."""
+    if not any(name in job.deal.batches for name in epoch.names()):
+        job.deal = sampler.again(job.deal, epoch.names())
+    job.persist(job.record_of(epoch, job.step, job.deal, job.last_commit_epoch), undo)
+    for name in decision.behind:
+        report, done = standings[name].report, standings[name].done
+        late = Commit(
+            term=job.term,
+            step=report.step,
+            epoch=report.epoch,
+            contributors=report.members,
+            verdict=verdict_of([done] if done is not None else []),
+            deal=job.deal,
+        )
+        job.send_to(name, late)
+    news = NewEpoch(
+        term=job.term,
+        epoch=epoch,
+        step=job.step,
+        deal=job.deal,
+        lost={n: "not back after the recovery" for n in decision.contributors if n not in decision.members},
+        last_commit_epoch=job.last_commit_epoch,
+    )
+    for name in decision.members:
+        job.send_to(name, news)
+
+
+def _running(job: Job) -> None:
+    job.mode, job.reason, job.standings, job.basis = Mode.RUNNING, "", {}, None
+    job.waited = job.forced = False
+    for timer in ("recovery", "gather", "hold-exit"):
+        job.timers.pop(timer, None)
+
+
+def sort_out(job: Job, now: float) -> None:
+    """Everybody who is connected and no member, once the record is safe: newcomers catch up; lives that the job went on
+    without are out."""
+    for replica in list(job.table):
+        if replica.conn is None or job.is_member(replica) or replica.hello is None:
+            continue
+        if replica.state in (State.FETCHING, State.REPLAYING, State.SPARE):
+            send_catchup(job, replica)
+        elif replica.hello.report.epoch != NO_EPOCH:
+            job.evict(replica, "the job went on without it while it was away", now, rejoin=True)
+        elif replica.may(Cause.FETCH):
+            admit_shadow(job, replica, "catches up with the running job", now)
