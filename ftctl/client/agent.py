@@ -99,6 +99,10 @@ class AgentClient:
         """`verb`: drain, evict or rejoin."""
         return await self._post(f"/v1/job/replicas/{quote(replica, safe='')}/{verb}", request, ActionAnswer)
 
+    async def finish(self, request: CoordinatorAction) -> ActionAnswer:
+        """End the job with the running step: all replicas end with the same state."""
+        return await self._post("/v1/job/finish", request, ActionAnswer)
+
     async def force_quorum(self, request: CoordinatorAction) -> ActionAnswer:
         return await self._post("/v1/job/force-quorum", request, ActionAnswer)
 

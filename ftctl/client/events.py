@@ -2,7 +2,7 @@
 
 Every source numbers its own events, and begins again when it is started again (`boot` changes then). An event may reach
 us twice, from the coordinator and from an agent that heard of it: the same source, number and time are the same event.
-Clocks of different machines differ by some milliseconds, so the merged order is that of the clocks and no more than that.
+Clocks of different machines differ by some milliseconds, so the merged order is that of the clocks and no more.
 """
 
 from __future__ import annotations

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftctl.app import main
+from ftctl.context import World
+
+from .fake_agent import FakeCluster
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory with a short path: that of a Unix socket holds 107 bytes, and pytest's own are long."""
+    with tempfile.TemporaryDirectory(prefix="ftctl-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def cluster(folder: Path) -> Iterator[FakeCluster]:
+    fake = FakeCluster(folder)
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def world(folder: Path) -> World:
+    return World(
+        environ={},
+        stdin=io.StringIO(),
+        stdout=io.StringIO(),
+        stderr=io.StringIO(),
+        cwd=folder,
+        user_config=lambda: folder / "user" / "ftctl.yaml",
+        running_labs=list,
+    )
+
+
+@pytest.fixture
+def bare(world: World) -> Run:
+    """Run a command line with no cluster given."""
+
+    def run(*args: str) -> Result:
+        world.stdout, world.stderr = io.StringIO(), io.StringIO()
+        code = main(list(args), world)
+        return Result(code, world.stdout.getvalue(), world.stderr.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def ftctl(world: World, cluster: FakeCluster) -> Run:
+    """Run a command line against the fake cluster."""
+    world.environ = {"FTCTL_INVENTORY": str(cluster.inventory)}
+
+    def run(*args: str, answer: str | None = None) -> Result:
+        world.stdout, world.stderr = io.StringIO(), Terminal() if answer is not None else io.StringIO()
+        world.stdin = Terminal(answer) if answer is not None else io.StringIO()
+        code = main(list(args), world)
+        return Result(code, world.stdout.getvalue(), world.stderr.getvalue())
+
+    return run

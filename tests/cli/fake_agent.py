@@ -1,0 +1,409 @@
+"""Agents for tests of ftctl: real HTTP on real Unix sockets, answers made of the published contract, states set by hand.
+
+Each FakeAgent can also misbehave as agents do in life: hang, close the connection without an answer, send junk.
+"""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from agents.api import models as m
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+MAX_DURATION_S = 900.0
+
+
+def nic(name: str, **change: Any) -> m.NicView:
+    base: dict[str, Any] = {
+        "name": name,
+        "role": "rail",
+        "present": True,
+        "up": True,
+        "carrier": True,
+        "speed_mbit": 10000,
+        "addresses": ["10.1.0.1/24"],
+        "state": m.Health.HEALTHY,
+    }
+    return m.NicView(**{**base, **change})
+
+
+def replica(name: str, node: str, state: str = "contributing", **change: Any) -> m.ReplicaState:
+    base: dict[str, Any] = {
+        "name": name,
+        "state": state,
+        "reason": "",
+        "since": time.time() - 5,
+        "incarnation": 1,
+        "slot": int(name[1:]),
+        "step": 100,
+        "nodes": [node],
+        "heartbeat_age_ms": 40.0,
+        "phase": "FORWARD",
+        "loss": 2.5,
+        "step_ms": 200.0,
+    }
+    return m.ReplicaState(**{**base, **change})
+
+
+@dataclass
+class FakeJob:
+    """The coordinator behind the agents; None in FakeCluster.job means that it is dead."""
+
+    replicas: dict[str, m.ReplicaState]
+    state: str = "running"
+    reason: str = ""
+    min_replicas: int = 2
+    stalls: list[m.StallState] = field(default_factory=list)
+    events: list[m.EventRecord] = field(default_factory=list)
+    actions: list[tuple[str, str, m.ReplicaAction]] = field(default_factory=list)
+
+    def view(self) -> m.JobState:
+        contributors = [name for name, r in self.replicas.items() if r.state == "contributing"]
+        return m.JobState(
+            name="main",
+            state=self.state,
+            reason=self.reason,
+            step=100,
+            term=1,
+            epoch=7,
+            contributors=contributors,
+            replicas_wanted=len(self.replicas),
+            min_replicas=self.min_replicas,
+            replicas=list(self.replicas.values()),
+            stalls=self.stalls,
+            settings={"evict_after_s": 2.0},
+            step_ms_median=201.0,
+            pid=4242,
+            started=time.time() - 60,
+        )
+
+    def set(self, name: str, state: str, **change: Any) -> None:
+        self.replicas[name] = self.replicas[name].model_copy(update={"state": state, "since": time.time(), **change})
+
+
+@dataclass
+class Refuse(Exception):
+    status: int
+    body: m.ErrorBody
+
+
+def refuse(code: str, thing: str, reason: str, hint: str = "") -> Refuse:
+    return Refuse(m.ERROR_CODES[code][0], m.ErrorBody(code=code, thing=thing, reason=reason, hint=hint))
+
+
+class FakeAgent:
+    def __init__(self, cluster: FakeCluster, name: str, path: Path) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.path = path
+        self.mode = "ok"
+        self.nics = [nic("rail0"), nic("rail1"), nic("mgmt0", role="mgmt")]
+        self.faults: list[m.FaultView] = []
+        self.events: list[m.EventRecord] = []
+        self.boot = "b1"
+        self.processes = [
+            m.ProcessView(replica=f"r{name[-1]}", rank=0, pid=1000, state="running", log=f"/logs/{name}.log")
+        ]
+        self.problems: list[m.ProblemView] = []
+        self.requests: list[tuple[str, str]] = []
+        self.before_inject_answer: Callable[[], None] = lambda: None
+        self.revert_state = m.FaultState.REVERTED
+        self._server: socketserver.BaseServer | None = None
+
+    # --- serving -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        agent = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                agent._handle(self, "GET")
+
+            def do_POST(self) -> None:
+                agent._handle(self, "POST")
+
+            def address_string(self) -> str:
+                return "unix"
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads = True
+            request_queue_size = 64
+
+            def handle_error(self, *args: Any) -> None:
+                pass
+
+        self.path.unlink(missing_ok=True)
+        self._server = Server(str(self.path), Handler)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def stop(self) -> None:
+        """As a killed agent: the socket file stays, nobody listens."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def _handle(self, http: BaseHTTPRequestHandler, method: str) -> None:
+        length = int(http.headers.get("content-length") or 0)
+        body = http.rfile.read(length)
+        path = urlsplit(http.path)
+        self.requests.append((method, path.path))
+        if self.mode == "hang":
+            self.cluster.stopping.wait(30)
+            http.close_connection = True
+            return
+        if self.mode == "close":
+            http.close_connection = True
+            return
+        if self.mode == "redirect":
+            _answer(http, 307, b"", {"location": "http://127.0.0.1:1/"})
+            return
+        if self.mode == "junk":
+            _answer(http, 200, b"<html>hello</html>")
+            return
+        if self.mode == "huge":
+            _answer(http, 200, b"[" + b" " * (17 * 1024 * 1024) + b"]")
+            return
+        try:
+            if path.path != "/healthz" and http.headers.get("authorization") != f"Bearer {TOKEN}":
+                raise refuse("unauthorized", f"agent of {self.name}", "the token is not known here")
+            _answer(http, 200, _json(self._route(method, path.path, parse_qs(path.query), body)))
+        except Refuse as error:
+            _answer(http, error.status, _json(error.body))
+        except ValidationError as error:
+            _answer(http, 422, _json(m.ErrorBody(code="bad-request", thing=path.path, reason=str(error.errors()[0]))))
+        except BrokenPipeError:
+            http.close_connection = True
+
+    def _route(self, method: str, path: str, query: dict[str, list[str]], body: bytes) -> Any:
+        if method == "GET":
+            after = int(query.get("after", ["0"])[0])
+            if path == "/v1/node":
+                return self.view()
+            if path == "/v1/faults":
+                return self.faults
+            if path == "/v1/fault-kinds":
+                return [
+                    m.FaultSpec(kind="noop", summary="nothing", target="none"),
+                    m.FaultSpec(kind="link-down", summary="a rail goes down", target="nic"),
+                ]
+            if path == "/v1/events":
+                return self._events(after, float(query.get("wait_s", ["0"])[0]))
+            if path == "/v1/job":
+                return self._job().view()
+            if path == "/v1/job/events":
+                events = [e for e in self._job().events if e.seq > after]
+                return m.EventsAnswer(events=events, last=max([0, *(e.seq for e in events)]), boot="c1")
+        if method == "POST":
+            parts = path.strip("/").split("/")
+            if path == "/v1/faults":
+                return self._inject(m.InjectRequest.model_validate_json(body))
+            if path == "/v1/faults/revert-all":
+                return self._revert([f for f in self.faults if f.state is not m.FaultState.REVERTED])
+            if parts[:2] == ["v1", "faults"] and parts[3:] == ["revert"]:
+                found = [f for f in self.faults if f.id == parts[2]]
+                if not found:
+                    raise refuse("unknown-fault", f"fault {parts[2]}", "unknown here")
+                return self._revert(found)
+            if parts[:3] == ["v1", "job", "replicas"]:
+                return self._act(parts[4], parts[3], m.ReplicaAction.model_validate_json(body))
+            if path == "/v1/job/force-quorum":
+                m.CoordinatorAction.model_validate_json(body)
+                self._job()
+                return m.ActionAnswer(code="ok", text="settled without r2")
+        raise refuse("not-found", path, "no such route")
+
+    # --- behaviour ---------------------------------------------------------------------------------------------------
+
+    def view(self) -> m.NodeView:
+        return m.NodeView(
+            schema=1,
+            name=self.name,
+            time=time.time(),
+            agent=m.AgentInfo(
+                pid=77, age_s=12.5, version="0.1.0", rss_mb=40.0, cpu_percent=0.3, allow_faults=True, watchdog_pid=78
+            ),
+            nics=self.nics,
+            gpus=m.GpuSummary(note="no GPUs (NVML not found)"),
+            ranks=[
+                m.RankView(
+                    job="main",
+                    replica=p.replica,
+                    rank=p.rank,
+                    pid=p.pid or 0,
+                    node=self.name,
+                    state="contributing",
+                    step=100,
+                    term=1,
+                    epoch=7,
+                    contributors=["r0", "r1", "r2"],
+                    links=[
+                        m.LinkView(
+                            peer="r9",
+                            rail="rail0",
+                            direction="out",
+                            state="UP",
+                            active=True,
+                            reason="healthy",
+                            since_s=60.0,
+                            flaps=0,
+                            resumes=0,
+                            bytes=1,
+                        )
+                    ],
+                )
+                for p in self.processes
+                if p.state == "running"
+            ],
+            processes=self.processes,
+            faults=self.faults,
+            problems=self.problems,
+        )
+
+    def _job(self) -> FakeJob:
+        if self.cluster.job is None:
+            raise refuse("coordinator", "job main", "nobody listens on 10.0.0.1:7600", "ftctl coordinator status")
+        return self.cluster.job
+
+    def _events(self, after: int, wait_s: float) -> m.EventsAnswer:
+        until = time.monotonic() + min(wait_s, 30)
+        while True:
+            found = [e for e in self.events if e.seq > after]
+            if found or time.monotonic() >= until or self.cluster.stopping.wait(0.02):
+                return m.EventsAnswer(events=found, last=max([0, *(e.seq for e in self.events)]), boot=self.boot)
+
+    def _inject(self, request: m.InjectRequest) -> m.FaultView:
+        if not 0 < request.duration_s <= MAX_DURATION_S:
+            raise refuse("bad-duration", "duration", f"{request.duration_s:g} s is not in (0, {MAX_DURATION_S:g}]")
+        if request.kind == "link-down":
+            found = next((n for n in self.nics if n.name == request.nic), None)
+            if found is None:
+                raise refuse("unknown-nic", f"{self.name}/{request.nic}", "no such network device", "ftctl status")
+            if found.role != "rail":
+                raise refuse("refused", f"{self.name}/{request.nic}", "not declared as a rail")
+            if not found.up:
+                raise refuse("refused", f"{self.name}/{request.nic}", "it is down already")
+        view = self.fault(f"{self.name}/{request.nic}" if request.nic else self.name, request)
+        if not request.dry_run:
+            self.faults.append(view)
+            self.nics = [
+                n.model_copy(update={"up": False, "carrier": False, "injected": True}) if n.name == request.nic else n
+                for n in self.nics
+            ]
+        self.before_inject_answer()
+        return view
+
+    def fault(self, target: str, request: m.InjectRequest, **change: Any) -> m.FaultView:
+        base: dict[str, Any] = {
+            "id": f"f-{self.name}-{len(self.faults)}",
+            "kind": request.kind,
+            "node": self.name,
+            "target": target,
+            "state": m.FaultState.ACTIVE,
+            "owner": "operator",
+            "reason": request.reason,
+            "created": time.time(),
+            "duration_s": request.duration_s,
+            "ttl_left_s": request.duration_s,
+            "undo": ["ip link set rail0 up"],
+            "request_id": request.request_id,
+        }
+        return m.FaultView(**{**base, **change})
+
+    def _revert(self, chosen: list[m.FaultView]) -> m.RevertAnswer:
+        after = []
+        for fault in chosen:
+            new = fault.model_copy(update={"state": self.revert_state, "detail": "probed", "ttl_left_s": 0.0})
+            self.faults[self.faults.index(fault)] = new
+            after.append(new)
+        if self.revert_state is m.FaultState.REVERTED:
+            self.nics = [n.model_copy(update={"up": True, "carrier": True, "injected": False}) for n in self.nics]
+        return m.RevertAnswer(faults=after)
+
+    def _act(self, verb: str, name: str, request: m.ReplicaAction) -> m.ActionAnswer:
+        job = self._job()
+        if name not in job.replicas:
+            raise refuse("unknown-replica", f"replica {name}", "unknown in job main")
+        contributing = [r for r in job.replicas.values() if r.state == "contributing"]
+        if verb == "drain" and len(contributing) <= job.min_replicas and not request.force:
+            raise refuse("refused", f"replica {name}", "min-replicas would not be kept", "--force overrides")
+        job.actions.append((self.name, verb, request))
+        if not request.dry_run:
+            after = {"drain": "drained", "evict": "evicted", "rejoin": "starting"}[verb]
+            job.set(name, after, reason=request.reason)
+        return m.ActionAnswer(code="ok", text=f"{verb} of {name} accepted")
+
+
+class FakeCluster:
+    """Three nodes with a replica each, on sockets under `folder`, and the inventory that names them."""
+
+    def __init__(self, folder: Path, nodes: int = 3) -> None:
+        self.folder = folder
+        self.stopping = threading.Event()
+        self.agents = {f"node{i}": FakeAgent(self, f"node{i}", folder / f"n{i}.sock") for i in range(nodes)}
+        self.job: FakeJob | None = FakeJob({f"r{i}": replica(f"r{i}", f"node{i}") for i in range(nodes)})
+        token = folder / "token"
+        token.write_text(TOKEN + "\n")
+        token.chmod(0o600)
+        self.inventory = folder / "inventory.yaml"
+        lines = ["version: 1", "job: main", "token_file: token", "nodes:"]
+        lines += [f"  - {{name: {name}, url: 'unix://{agent.path.name}'}}" for name, agent in self.agents.items()]
+        self.inventory.write_text("\n".join(lines) + "\n")
+
+    def __getitem__(self, node: str) -> FakeAgent:
+        return self.agents[node]
+
+    def start(self) -> None:
+        for agent in self.agents.values():
+            agent.start()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        for agent in self.agents.values():
+            agent.stop()
+
+
+def event(seq: int, source: str, kind: str, thing: str, reason: str = "", **change: Any) -> m.EventRecord:
+    return m.EventRecord(
+        **{
+            "seq": seq,
+            "time": time.time() - 1000 + seq,
+            "source": source,
+            "kind": kind,
+            "object": thing,
+            "reason": reason,
+            **change,
+        }
+    )
+
+
+def _json(value: Any) -> bytes:
+    if isinstance(value, list):
+        return json.dumps([item.model_dump(mode="json", by_alias=True) for item in value]).encode()
+    assert isinstance(value, BaseModel)
+    return value.model_dump_json(by_alias=True).encode()
+
+
+def _answer(http: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    http.send_response(status)
+    for name, value in (headers or {}).items():
+        http.send_header(name, value)
+    http.send_header("content-length", str(len(body)))
+    http.end_headers()
+    http.wfile.write(body)
