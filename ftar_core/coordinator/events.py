@@ -26,13 +26,18 @@ REPLY_LIMIT = 1000  # events in one answer; the caller asks again after the last
 class EventLog:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._cut_short = False  # a crash left a line without its end
+        self._aside = path.with_name(path.name + ".1")
+        self._cut_short = False  # a crash left the last line without its end
+        self._last_line_open = False
         self._events: deque[EventView] = deque(self._tail(), maxlen=KEEP)
         self._last = self._events[-1].seq if self._events else 0
         self._descriptor = -1
         self._size = 0
         self._trouble = ""
-        self._open()
+        try:
+            self._open()
+        except OSError as error:
+            self._note(error)
 
     def add(self, event: EventView, time: float) -> EventView:
         """Number and date an event (Unix seconds), keep it, append it to the file."""
@@ -56,7 +61,7 @@ class EventLog:
         try:
             if self._size + len(line) > MAX_FILE_BYTES:
                 self.close()
-                self._path.replace(self._path.with_name(self._path.name + ".1"))
+                self._path.replace(self._aside)
             if self._descriptor < 0:
                 self._open()
             written = os.write(self._descriptor, line)
@@ -67,31 +72,36 @@ class EventLog:
                 raise OSError(28, "No space left on device")
             self._trouble = ""
         except OSError as error:
-            if self._trouble != str(error.strerror):
-                self._trouble = str(error.strerror)
-                log.warning("%s: events are not written: %s", self._path, error.strerror)
+            self._note(error)
 
     def _open(self) -> None:
-        try:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._size = os.fstat(self._descriptor).st_size
-            if self._cut_short:
-                self._cut_short = False
-                self._size += os.write(self._descriptor, b"\n")
-        except OSError as error:
-            self._descriptor = -1
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._size = os.fstat(self._descriptor).st_size
+        if self._cut_short:
+            self._cut_short = False
+            self._size += os.write(self._descriptor, b"\n")
+
+    def _note(self, error: OSError) -> None:
+        if self._trouble != str(error.strerror):
             self._trouble = str(error.strerror)
             log.warning("%s: events are not written: %s", self._path, error.strerror)
 
     def _tail(self) -> list[EventView]:
+        """The newest events on disk. The file is empty for a moment after it was put aside, hence the second look."""
+        events = self._read(self._path)
+        self._cut_short = self._last_line_open
+        return events or self._read(self._aside)
+
+    def _read(self, path: Path) -> list[EventView]:
+        self._last_line_open = False
         try:
-            with self._path.open("rb") as file:
+            with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL_BYTES))
-                lines = file.read().split(b"\n")
+                lines = file.read(TAIL_BYTES).split(b"\n")
         except OSError:
             return []
-        self._cut_short = lines[-1] != b""
+        self._last_line_open = lines[-1] != b""
         if size > TAIL_BYTES:
             del lines[0]  # begins somewhere in a line
         events: list[EventView] = []

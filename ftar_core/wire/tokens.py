@@ -24,8 +24,8 @@ def read_token(path: Path, what: str = "token file") -> bytes:
     except OSError as error:
         hint = remake if isinstance(error, FileNotFoundError) else f"look at: ls -l {path}"
         raise SettingsError(f"{what} {path}: {error.strerror}", hint=hint) from None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise SettingsError(f"{what} {path}: not a regular file", hint=remake)
         if status.st_mode & 0o077:
@@ -33,7 +33,11 @@ def read_token(path: Path, what: str = "token file") -> bytes:
             raise SettingsError(
                 f"{what} {path}: other users may read or write it (mode {mode:04o})", hint=f"run: chmod 600 {path}"
             )
-        token = file.read(MAX_BYTES + 1)
+        token = os.read(descriptor, MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(f"{what} {path}: {error.strerror}", hint=f"look at: ls -l {path}") from None
+    finally:
+        os.close(descriptor)
     if len(token) > MAX_BYTES:
         raise SettingsError(f"{what} {path}: longer than {MAX_BYTES} bytes, so it is no token", hint=remake)
     token = token.strip()
