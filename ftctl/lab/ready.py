@@ -22,6 +22,7 @@ READY_WITHIN_S = 180.0
 POLL_S = 0.3
 TIMEOUT_S = 3.0
 TAIL_LINES = 15
+HOPELESS_RESTARTS = 4  # none of a new lab's processes has a reason to die even once
 
 
 def connect(world: World, lab: Lab) -> Agents:
@@ -68,10 +69,10 @@ def describe(lab: Lab, snapshot: Snapshot) -> str:
 
 
 def _raise_if_hopeless(lab: Lab, snapshot: Snapshot) -> None:
-    """A process that will not be started again ends the wait at once."""
+    """A process that stays down, or dies again and again, ends the wait at once."""
     keeper = lab.keeper()
     for child in keeper.children if keeper is not None else ():
-        if child.state == "ended" and child.exit_code != 0:
+        if (child.state == "ended" and child.exit_code != 0) or child.restarts >= HOPELESS_RESTARTS:
             raise _dead_process(lab, child)
     for process in _processes(snapshot):
         if process.state == "failed":
