@@ -35,7 +35,9 @@ class Bag:
         self.values = dict(state_dict)
 
 
-def trained(optimizer_type: type[torch.optim.Optimizer], seed: int, steps: int, **options: object) -> dict[str, Stateful]:
+def trained(
+    optimizer_type: type[torch.optim.Optimizer], seed: int, steps: int, **options: object
+) -> dict[str, Stateful]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = optimizer_type(model.parameters(), lr=0.01, **options)  # type: ignore[call-arg]
