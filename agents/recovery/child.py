@@ -99,7 +99,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     """Print an exception that ended the script as Python would, without the frames that led to it here."""
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.endswith(_OWN_FRAMES):
         trace = trace.tb_next
-    sys.excepthook(kind, error, trace)
+    sys.excepthook(kind, error.with_traceback(trace), trace)
 
 
 def _default_signals() -> None:

@@ -50,6 +50,8 @@ ANSWER_DEADLINE_S = 10.0  # a fork takes milliseconds
 _IDLE_S = 60.0
 _CONNECT_EVERY_S = 0.02
 _ASK_EVERY_S = 0.2
+_SEND_S = 1.0
+_RECONNECT_S = 5.0
 _RETRY_S = (0.0, 0.5, 2.0, 10.0, 30.0)  # before the n-th start in a row
 _CRASHES_WITHOUT_IMPORTS = 2
 
@@ -213,11 +215,12 @@ class ForkClient:
         except OSError:
             sock.close()
             return False
+        sock.setblocking(False)
         self._sock = sock
         self._parser = FrameParser(from_server, MESSAGE_LIMIT)
         if self._handle is None:
             self._handle = Handle.open(pid, start_time_of(pid) or 0)
-            self.phase = Phase.IMPORTING
+        self.phase = Phase.IMPORTING
         self._deadline = now + IMPORT_DEADLINE_S
         return True
 
@@ -226,7 +229,7 @@ class ForkClient:
         sock = self._sock
         try:
             while sock is not None:
-                data = sock.recv(65536, socket.MSG_DONTWAIT)
+                data = sock.recv(65536)
                 if not data:
                     raise ConnectionResetError("it closed the connection")
                 for message in self._parser.feed(data):
@@ -241,9 +244,20 @@ class ForkClient:
                     answers.append(message)
         except BlockingIOError:
             pass
-        except (OSError, WireError) as error:
+        except WireError as error:
             self._lost(time.monotonic(), str(error))
+        except OSError:
+            self._reconnect(time.monotonic())
         return answers
+
+    def _reconnect(self, now: float) -> None:
+        """The connection broke. If the server is alive it knows exit codes and is worth another one."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        self._unanswered.clear()
+        self.phase = Phase.CONNECTING
+        self._deadline = now + _RECONNECT_S
 
     def _greet(self, ready: Ready) -> bool:
         """Use this server, or retire it and start another."""
@@ -276,13 +290,13 @@ class ForkClient:
         if self._handle is None or self._handle.ended():
             self._lost(now, "it ended")
         elif self.phase is not Phase.READY and now >= self._deadline:
-            self._lost(now, f"it was not ready after {IMPORT_DEADLINE_S:.0f} s")
+            self._lost(now, "it did not become ready in time")
         elif any(now >= deadline for deadline in self._unanswered.values()):
             self._lost(now, f"it did not answer for {ANSWER_DEADLINE_S:.0f} s")
 
     def _lost(self, now: float, reason: str) -> None:
         """It is of no use any more. What is left of it is killed, so that it cannot start something later."""
-        early = self.phase is not Phase.READY
+        early = self.ready is None
         self._crashes = self._crashes + 1 if early else 0
         self._kill()
         delay = _RETRY_S[min(self._crashes, len(_RETRY_S) - 1)]
@@ -324,7 +338,9 @@ class ForkClient:
         if self._sock is None:
             return False
         try:
+            self._sock.settimeout(_SEND_S)
             self._sock.sendall(encode(message))
+            self._sock.setblocking(False)
         except OSError:
             return False  # tick finds out why
         return True

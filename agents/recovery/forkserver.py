@@ -211,8 +211,10 @@ class ForkServer:
                 job = self._answer(connection, message)
                 if job is not None:
                     return job
-        except (OSError, WireError) as error:
+        except WireError as error:
             _say(f"dropped a connection: {error}")
+            self._drop(connection)
+        except OSError:
             self._drop(connection)
         return None
 

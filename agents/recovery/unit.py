@@ -94,8 +94,8 @@ class Unit:
             self.phase = Phase.STARTING
         elif self.phase is Phase.STARTING:
             self._intent = Intent.NONE
-        elif self._intent is Intent.STOP:
-            self._intent = Intent.RESTART
+        elif self.phase in (Phase.STOPPING, Phase.ENDING):
+            self._intent, self._why = Intent.RESTART, self._why or "started by an operator"
 
     def stop(self, now: float, why: str = "stopped by an operator") -> None:
         self._change(wanted=False, reason=why)
@@ -344,15 +344,17 @@ class Unit:
             reason = note or reason
         elif self.phase is Phase.STOPPING:
             reason = f"{self._why}: SIGTERM sent, SIGKILL in {max(0.0, self._at_s - now):.0f} s if it is needed"
+        elif self.phase is Phase.ENDING:
+            reason = "it ended; its exit status is not known yet"
         elif self.phase is Phase.RUNNING:
-            reason = self._drift() or ""
+            reason = self._drift()
         sample = self._sample if self.handle is not None else None
         return ProcessView(
             replica=self.spec.replica,
             rank=self.spec.rank,
-            pid=self.handle.pid if self.handle is not None else None,
+            pid=self.handle.pid if self.handle is not None and self.phase is not Phase.ENDING else None,
             state=_SHOWN.get(self.phase, self.phase.value),
-            exit_code=None if self.phase in (Phase.RUNNING, Phase.STOPPING) else self.state.exit_code,
+            exit_code=None if self.busy else self.state.exit_code,
             restarts=max(0, self.state.starts - 1),
             next_start_s=max(0.0, self._at_s - now) if self.phase is Phase.BACKOFF else None,
             cpu_percent=sample[1] if sample else None,
