@@ -85,6 +85,7 @@ class Links(Protocol):
 
     def nics(self) -> tuple[Nic, ...]: ...
     def addresses(self, index: int) -> tuple[Address, ...]: ...
+    def all_addresses(self) -> dict[int, tuple[Address, ...]]: ...
     def routes(self, index: int) -> tuple[Route, ...]: ...
     def neighbours(self, index: int) -> tuple[Neighbour, ...]: ...
     def default_route_indexes(self) -> frozenset[int]: ...
@@ -117,9 +118,16 @@ class NetlinkLinks:
         return tuple(_nic(body) for kind, body in answers if kind == RTM_NEWLINK)
 
     def addresses(self, index: int) -> tuple[Address, ...]:
+        return self.all_addresses().get(index, ())
+
+    def all_addresses(self) -> dict[int, tuple[Address, ...]]:
         answers = self._rtnl.dump(RTM_GETADDR, IFADDR.pack(0, 0, 0, 0, 0), "list addresses")
-        parsed = (parse_address(body) for kind, body in answers if kind == RTM_NEWADDR)
-        return tuple(found[1] for found in parsed if found is not None and found[0] == index)
+        result: dict[int, tuple[Address, ...]] = {}
+        for kind, body in answers:
+            parsed = parse_address(body) if kind == RTM_NEWADDR else None
+            if parsed is not None:
+                result[parsed[0]] = (*result.get(parsed[0], ()), parsed[1])
+        return result
 
     def routes(self, index: int) -> tuple[Route, ...]:
         return tuple(route for route in self._all_routes() if index in route.devices)

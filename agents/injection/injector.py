@@ -81,6 +81,10 @@ class Injector:
     def by_hand(self, entry: Entry) -> list[str]:
         return self._reverter.by_hand(entry)
 
+    def unsupported(self, fault: AnyFault) -> str:
+        """Why this machine cannot do it; empty if it can."""
+        return fault.unsupported(self._machine)
+
     def now_boot_s(self) -> float:
         return self._machine.clock.boot_s()
 

@@ -3,8 +3,8 @@
     python -m agents.injection.watchdog --state-dir DIR --agent-fd N
 
 The agent starts it in a session of its own and hands it a pidfd (pidfd_open(2)) of itself, which becomes readable when
-the agent is dead, however it died; no pid can be mistaken for another. While the agent lives, the watchdog only steps in
-for faults that are overdue by a second (an agent that is stopped or hangs). Once it is dead, the watchdog takes back
+the agent is dead, however it died; no pid can be mistaken for another. While the agent lives, the watchdog only steps
+in for faults that are overdue by a second (an agent that is stopped or hangs). Once it is dead, the watchdog takes back
 every fault when its time is up, and ends when none is left. A new agent takes back everything at once when it starts,
 and has a watchdog of its own; the old one finds nothing open and ends.
 
@@ -52,12 +52,11 @@ class Watchdog:
                 continue
             now = self._machine.clock.boot_s()
             other_boot = entry.boot_id != self._machine.clock.boot_id()
-            if not (all_now or other_boot or entry.due_boot_s() + grace_s <= now):
-                left += 1
-            elif self._retry_boot_s.get(entry.id, 0.0) > now:
-                left += 1
-            else:
+            due = all_now or other_boot or entry.due_boot_s() + grace_s <= now
+            if due and self._retry_boot_s.get(entry.id, 0.0) <= now:
                 left += self._revert(entry, agent_lives=agent_lives)
+            else:
+                left += 1
         return left
 
     def _revert(self, entry: Entry, *, agent_lives: bool) -> bool:
@@ -100,8 +99,7 @@ def run(ledger: Ledger, watchdog: Watchdog, agent_fd: int, stop_fd: int) -> None
         except FileNotFoundError:
             open_faults = 0  # somebody removed the whole ledger: nothing left to go by
         except (LedgerError, OSError):
-            if not ledger.directory.is_dir():
-                open_faults = 0
+            open_faults = max(1, open_faults) if ledger.directory.is_dir() else 0
         if not agent_lives and (open_faults == 0 or stopping):
             return
 

@@ -1,0 +1,230 @@
+"""`ft-agent`: starts the parts in the order in which they need each other, and ends them in the reverse order.
+
+What a predecessor left in force is taken back before anything else. On SIGTERM or SIGINT the faults go first; replicas
+stay, unless --stop-replicas was given, because training must survive an upgrade of its agent. Exit codes: 0 ended as
+asked; 1 something failed; 2 the configuration cannot be used; 5 a fault may still be in force.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from agents import tokens
+from agents.events import EventLog
+from agents.host.links import NetlinkLinks
+from agents.host.machine import Machine
+from agents.host.sysfs import Sysfs
+from agents.http.app import make_app
+from agents.http.context import Agent
+from agents.injection.deadlines import Deadlines
+from agents.injection.guard import Limits
+from agents.injection.injector import Injector
+from agents.injection.kennel import Kennel
+from agents.injection.layout import ledger_directory, scratch_directory
+from agents.injection.ledger import Ledger, LedgerError
+from agents.job import JobRelay
+from agents.monitors.gpus import GpuMonitor
+from agents.monitors.nics import NicMonitor
+from agents.monitors.poller import Poller
+from agents.monitors.processes import ProcessMonitor
+from agents.node import Parts
+from agents.recovery.errors import SupervisionError
+from agents.recovery.ranks import RankRegistry
+from agents.recovery.supervisor import Supervisor
+from agents.replicas import ReplicaActions
+from agents.server import Listeners, ServerProblem
+from agents.settings import AgentSettings, SettingsProblem, load
+
+FAILED, USAGE, IN_FORCE = 1, 2, 5
+WATCHDOG_CHECK_S = 2.0
+
+
+class DaemonProblem(Exception):
+    """One line for the user, and the exit code."""
+
+    def __init__(self, text: str, code: int = FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def main() -> None:
+    options = _options()
+    os.umask(0o077)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="ft-agent: %(message)s")
+    try:
+        sys.exit(_run(options))
+    except (SettingsProblem, tokens.TokensProblem, ServerProblem) as error:
+        _fail(str(error), USAGE)
+    except SupervisionError as error:
+        _fail(f"{error}" + (f" ({error.hint})" if error.hint else ""), FAILED)
+    except LedgerError as error:
+        _fail(f"the ledger of faults cannot be used: {error}", FAILED)
+    except DaemonProblem as error:
+        _fail(str(error), error.code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="ft-agent",
+        description="The per-node agent: watches NICs, GPUs and replicas, injects faults and always takes them back.",
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the agent's configuration (YAML)")
+    parser.add_argument("--allow-faults", action="store_true", help="allow fault injection on this node")
+    parser.add_argument(
+        "--stop-replicas", action="store_true", help="when the agent ends, end the replicas that it supervises too"
+    )
+    return parser.parse_args()
+
+
+def _fail(text: str, code: int) -> None:
+    print(f"ft-agent: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = load(options.config)
+    faults = bool(options.allow_faults) or settings.allow_faults
+    known = tokens.load(settings.tokens_file)
+    with _state_lock(settings.state_dir), contextlib.closing(Listeners(settings)) as listeners:
+        return _Daemon(settings, faults, known, listeners).run(stop_replicas=bool(options.stop_replicas))
+
+
+@contextlib.contextmanager
+def _state_lock(state_dir: Path) -> Iterator[None]:
+    """One agent a state directory: STATE/agent.pid, locked while the agent lives. Raises DaemonProblem."""
+    path = state_dir / "agent.pid"
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DaemonProblem(f"state_dir {error.filename or state_dir}: {error.strerror}", USAGE) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.read(handle, 32).decode("ascii", "replace").strip() or "?"
+            raise DaemonProblem(f"state_dir {state_dir}: another agent (pid {other}) uses it") from None
+        try:
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+        except OSError:
+            pass  # a full disk: the lock counts, the number in it is for people
+        yield
+    finally:
+        os.close(handle)
+
+
+class _Daemon:
+    def __init__(self, settings: AgentSettings, faults: bool, known: tokens.Tokens, listeners: Listeners) -> None:
+        self._listeners = listeners
+        self._faults = faults
+        self._events = EventLog(settings.state_dir / "events.jsonl", settings.node)
+        emit = self._events.emit
+        machine = Machine(
+            links=NetlinkLinks(), sysfs=Sysfs(settings.sysfs_root), scratch=scratch_directory(settings.state_dir)
+        )
+        limits = Limits(
+            node=settings.node,
+            rails=tuple(settings.rails),
+            management_nic=settings.management_nic,
+            max_faults=settings.max_faults,
+            max_duration_s=settings.max_duration_s,
+        )
+        self._injector = Injector(Ledger(ledger_directory(settings.state_dir)), machine, limits, emit)
+        self._deadlines = Deadlines(self._injector, emit, settings.node)
+        self._kennel = Kennel(settings.state_dir)
+        self._supervisor = Supervisor(settings, emit) if settings.supervision.replicas else None
+        self._registry = RankRegistry(settings.ranks_socket, settings.node) if settings.ranks_socket else None
+        parts = Parts(settings.node, self._injector, self._supervisor, self._registry)
+        nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
+        self._poller = Poller(parts, nics, ProcessMonitor(), settings.poll_s, emit)
+        self._gpus = GpuMonitor(settings.nvml_deadline_s)
+        relay = JobRelay(settings.coordinator)
+        self._agent = Agent(
+            settings=settings,
+            faults=faults,
+            parts=parts,
+            tokens=known,
+            events=self._events,
+            poller=self._poller,
+            gpus=self._gpus,
+            relay=relay,
+            replicas=ReplicaActions(relay, self._supervisor, settings.supervision.grace_s),
+            kennel=self._kennel,
+            pid=os.getpid(),
+        )
+
+    def run(self, *, stop_replicas: bool) -> int:
+        node = self._agent.settings.node
+        self._injector.start()
+        left: list[str] = []
+        try:
+            if self._faults:
+                self._agent.start_watchdog()
+            self._deadlines.start()
+            if self._registry is not None:
+                self._registry.start()
+            if self._supervisor is not None:
+                self._supervisor.start()
+            self._poller.start()
+            self._gpus.start()
+            where = ", ".join(str(w) for w in (self._listeners.tcp_address, self._agent.settings.unix_socket) if w)
+            self._events.emit("agent.started", node, f"pid {os.getpid()}, listens on {where}")
+            asyncio.run(self._serve())
+        finally:
+            left = self._close(stop_replicas=stop_replicas)
+        if left:
+            raise DaemonProblem(f"may still be in force: {'; '.join(left)}", IN_FORCE)
+        return 0
+
+    async def _serve(self) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a closed terminal is no reason to leave a node
+        app = make_app(self._agent)
+        watcher = asyncio.create_task(self._keep_watchdog())
+        try:
+            await self._listeners.serve(app, stop)
+        finally:
+            watcher.cancel()
+
+    async def _keep_watchdog(self) -> None:
+        while self._faults:
+            await asyncio.sleep(WATCHDOG_CHECK_S)
+            if self._kennel.pid is None:
+                self._events.emit("watchdog.lost", self._agent.settings.node, "it ended; another one is started")
+                with contextlib.suppress(Exception):
+                    self._agent.start_watchdog()
+
+    def _close(self, *, stop_replicas: bool) -> list[str]:
+        """Faults first. Returns those that could not be taken back."""
+        self._deadlines.close()
+        left = [f"{entry.id} on {entry.target} ({entry.detail})" for entry in self._injector.close()]
+        if not left:
+            self._kennel.close()
+        self._poller.close()
+        self._gpus.close()
+        if self._supervisor is not None:
+            self._supervisor.close(keep_processes=not stop_replicas)
+        if self._registry is not None:
+            self._registry.close()
+        self._agent.close()
+        self._events.emit("agent.ended", self._agent.settings.node, "as asked")
+        return left
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The application: routes, errors, limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from agents.api.models import ErrorBody
+from agents.http import errors, fault_routes, job_routes, node_routes
+from agents.http.context import VERSION, Agent
+from agents.http.limits import BodyLimit
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"model": ErrorBody, "description": "Every error, whatever the status"},
+    422: {"model": ErrorBody, "description": "The request is wrong"},
+}
+
+
+def make_app(agent: Agent) -> FastAPI:
+    # The documentation pages load scripts from elsewhere; the contract itself is at /openapi.json, behind a token.
+    app = FastAPI(title="ftctl agent", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.agent = agent
+    errors.install(app)
+    for router in (node_routes.router, fault_routes.router, job_routes.router):
+        app.include_router(router, responses=ERRORS)
+    app.add_middleware(BodyLimit)
+    return app

@@ -1,0 +1,170 @@
+"""GPUs, through a child process with a deadline.
+
+NVML calls hang when a driver is in trouble, so they are made in a child (nvml_child.py). An answer that does not come
+within the deadline kills the child; the last reading stays, with its age in the note; a new child is started after 5 s
+(doubling to 5 minutes). Where there is no library there is nothing to watch: the child says so, ends, and costs nothing
+from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from agents.api.models import GpuSummary, GpuView
+from agents.api.words import Health
+from agents.monitors.nvml_child import GpuAnswer, GpuReading
+
+POLL_S = 5.0
+START_DEADLINE_S = 20.0  # nvmlInit loads the driver when nothing has used the GPUs yet
+RESTART_S, RESTART_MAX_S = 5.0, 300.0
+MAX_LINE_BYTES = 1 << 20
+HOT_C = 90.0  # most data-centre GPUs throttle between 85 and 95 degrees
+
+COMMAND = (sys.executable, "-m", "agents.monitors.nvml_child")
+
+
+def judge(reading: GpuReading) -> tuple[Health, str]:
+    if reading.lost:
+        return Health.UNHEALTHY, f"cannot be read: {reading.lost}"
+    if reading.temperature_c is not None and reading.temperature_c >= HOT_C:
+        return Health.DEGRADED, f"{reading.temperature_c:.0f} degrees C: it will slow down"
+    return Health.HEALTHY, "answers"
+
+
+class ChildLost(Exception):
+    """The child hangs, ended, or talks nonsense; the message says which."""
+
+
+class GpuMonitor:
+    """`summary` never blocks; a thread asks the child. `command` is a parameter so that tests can hang it."""
+
+    def __init__(self, deadline_s: float, command: Sequence[str] = COMMAND, poll_s: float = POLL_S) -> None:
+        self._deadline_s = deadline_s
+        self._command = command
+        self._poll_s = poll_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._answer = GpuAnswer(note="not read yet")
+        self._answered_at = time.monotonic()
+        self._trouble = ""
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(self._deadline_s + 2)
+        self._kill()
+
+    def summary(self) -> GpuSummary:
+        answer, trouble = self._answer, self._trouble
+        devices = [_view(reading) for reading in answer.gpus]
+        note = answer.note
+        if trouble:
+            age_s = time.monotonic() - self._answered_at
+            old = f"; last reading {age_s:.0f} s ago" if devices else ""
+            note = f"GPUs cannot be read: {trouble}{old}"
+        return GpuSummary(devices=devices, note=note, state=_overall(devices, trouble))
+
+    def _run(self) -> None:
+        restart_s = RESTART_S
+        while not self._end.is_set():
+            try:
+                answer = self._ask()
+            except ChildLost as lost:
+                self._kill()
+                self._trouble = str(lost)
+                self._end.wait(restart_s)
+                restart_s = min(restart_s * 2, RESTART_MAX_S)
+                continue
+            self._answer, self._answered_at, self._trouble = answer, time.monotonic(), ""
+            restart_s = RESTART_S
+            if answer.final:
+                self._kill()
+                return
+            self._end.wait(self._poll_s)
+
+    def _ask(self) -> GpuAnswer:
+        deadline_s = self._deadline_s
+        if self._child is None:
+            deadline_s = max(START_DEADLINE_S, self._deadline_s) if self._command is COMMAND else self._deadline_s
+            try:
+                self._child = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+                )
+            except OSError as error:
+                raise ChildLost(f"its process cannot be started: {error.strerror}") from None
+            self._rest = b""
+        elif self._child.stdin is not None:
+            try:
+                os.write(self._child.stdin.fileno(), b"\n")
+            except OSError:
+                raise ChildLost("its process ended") from None
+        line = self._line(self._child, deadline_s)
+        try:
+            return msgspec.json.decode(line, type=GpuAnswer)
+        except (msgspec.DecodeError, ValueError):
+            raise ChildLost("its process answers nonsense") from None
+
+    def _line(self, child: subprocess.Popen[bytes], deadline_s: float) -> bytes:
+        deadline = time.monotonic() + deadline_s
+        pipe = child.stdout.fileno() if child.stdout is not None else -1
+        while b"\n" not in self._rest:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
+                raise ChildLost(f"NVML did not answer within {deadline_s:g} s")
+            data = os.read(pipe, 65536)
+            if not data:
+                raise ChildLost("its process ended")
+            self._rest += data
+            if len(self._rest) > MAX_LINE_BYTES:
+                raise ChildLost("its process answers nonsense")
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _kill(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            child.wait(2)
+        except subprocess.TimeoutExpired:
+            pass  # in the kernel, with the driver; init gets it when it comes back
+
+
+def _view(reading: GpuReading) -> GpuView:
+    health, reason = judge(reading)
+    return GpuView(
+        index=reading.index,
+        uuid=reading.uuid,
+        name=reading.name,
+        temperature_c=reading.temperature_c,
+        utilization_percent=reading.utilization_percent,
+        memory_used_mb=reading.memory_used_mb,
+        memory_total_mb=reading.memory_total_mb,
+        power_w=reading.power_w,
+        state=health,
+        reason=reason,
+    )
+
+
+def _overall(devices: list[GpuView], trouble: str) -> Health:
+    if trouble or not devices:
+        return Health.UNKNOWN
+    states = {device.state for device in devices}
+    return next(h for h in (Health.UNHEALTHY, Health.DEGRADED, Health.UNKNOWN, Health.HEALTHY) if h in states)

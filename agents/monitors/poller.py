@@ -1,0 +1,123 @@
+"""The thread that looks at the node, about once a second, so that a request never has to.
+
+What it saw last is one value that requests read without waiting. When the looking itself hangs or fails, the value gets
+old, and its age becomes a problem of the node: an old "healthy" is worse than none.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agents.api.models import NicView, ProcessView
+from agents.api.words import Health
+from agents.host.errors import HostError
+from agents.monitors.nics import RAIL, NicMonitor, Verdict
+from agents.monitors.processes import ProcessMonitor
+from agents.node import Parts
+
+Emit = Callable[..., None]
+OLD_S = 5.0  # beyond the poll interval
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    at: float  # monotonic
+    nics: tuple[tuple[NicView, Verdict], ...] = ()
+    processes: tuple[ProcessView, ...] = ()
+    rss_mb: float = 0.0
+    cpu_percent: float = 0.0
+    trouble: str = ""
+
+
+class Poller:
+    def __init__(self, parts: Parts, nics: NicMonitor, processes: ProcessMonitor, poll_s: float, emit: Emit) -> None:
+        self._parts = parts
+        self._nics = nics
+        self._processes = processes
+        self._poll_s = poll_s
+        self._emit = emit
+        self._end = threading.Event()
+        self._seen: dict[str, tuple[Health, str]] = {}
+        self._cpu_at = (time.monotonic(), time.process_time())
+        self._snapshot = Snapshot(time.monotonic(), trouble="not read yet")
+        self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
+
+    def start(self) -> None:
+        """One look at once, so that the first answer is not empty, then one every `poll_s`."""
+        self._look()
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(self._poll_s + 2)
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def trouble(self) -> str:
+        """Why the view of the node is old; empty when it is fresh."""
+        snapshot = self._snapshot
+        age_s = time.monotonic() - snapshot.at
+        if snapshot.trouble:
+            return snapshot.trouble
+        return f"looking at the node hangs since {age_s:.0f} s" if age_s > self._poll_s + OLD_S else ""
+
+    def _run(self) -> None:
+        while not self._end.wait(self._poll_s):
+            self._look()
+
+    def _look(self) -> None:
+        before = self._snapshot
+        try:
+            nics = tuple(self._nics.read(time.monotonic(), self._parts.faults_by_nic()))
+            trouble = ""
+        except HostError as error:
+            nics, trouble = before.nics, str(error)
+        supervised = {p.pid for p in self._parts.processes() if p.pid is not None}
+        ranks = self._parts.ranks()
+        others = tuple(self._processes.read(ranks, supervised)) if ranks else ()
+        cpu_percent = self._cpu_percent(before.cpu_percent)
+        self._snapshot = Snapshot(time.monotonic(), nics, others, _rss_mb(), cpu_percent, trouble)
+        if trouble:
+            if trouble != before.trouble:
+                self._emit("node.unreadable", self._parts.name, trouble)
+        else:
+            self._tell_changes(nics)
+
+    def _tell_changes(self, nics: tuple[tuple[NicView, Verdict], ...]) -> None:
+        """An event whenever the verdict on a rail changes."""
+        for view, verdict in nics:
+            if view.role != RAIL:
+                continue
+            now = (verdict.health, verdict.reason)
+            before = self._seen.get(view.name)
+            self._seen[view.name] = now
+            if before is None and verdict.health is Health.HEALTHY:
+                continue
+            if before is None or before[0] is not now[0]:
+                kind = {Health.HEALTHY: "rail.up", Health.DEGRADED: "rail.degraded"}.get(verdict.health, "rail.down")
+                self._emit(kind, f"{self._parts.name}/{view.name}", verdict.reason, injected=view.injected)
+
+    def _cpu_percent(self, before: float) -> float:
+        """Of one core, over at least ten seconds: shorter spans of a process at rest are noise."""
+        at, used = self._cpu_at
+        now, now_used = time.monotonic(), time.process_time()
+        if now - at < 10:
+            return before
+        self._cpu_at = (now, now_used)
+        return 100 * (now_used - used) / (now - at)
+
+
+def _rss_mb() -> float:
+    """Resident memory in MiB (proc_pid_statm(5), field 2, pages)."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read(256).split()[1]) * PAGE_BYTES / 2**20
+    except (OSError, ValueError, IndexError):
+        return 0.0

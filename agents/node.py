@@ -1,0 +1,31 @@
+"""The parts of a running agent, as the monitors and the HTTP routes see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.api.models import ProcessView, RankView
+from agents.injection.injector import Injector
+from agents.recovery.ranks import RankRegistry
+from agents.recovery.supervisor import Supervisor
+
+
+@dataclass(frozen=True)
+class Parts:
+    """There is an injector even where no faults may be injected: a predecessor may have left some."""
+
+    name: str
+    injector: Injector
+    supervisor: Supervisor | None
+    registry: RankRegistry | None
+
+    def faults_by_nic(self) -> dict[str, str]:
+        """NIC -> id of the open fault on it."""
+        entries = self.injector.entries()
+        return {entry.target.nic: entry.id for entry in entries if entry.open and entry.target.nic}
+
+    def processes(self) -> list[ProcessView]:
+        return self.supervisor.views() if self.supervisor is not None else []
+
+    def ranks(self) -> list[RankView]:
+        return self.registry.views() if self.registry is not None else []

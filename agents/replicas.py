@@ -1,0 +1,96 @@
+"""Drain, evict and rejoin: the coordinator decides, and a replica that is supervised here is made to follow.
+
+A drained replica leaves by itself. An evicted one may be unable to (that may be why it was evicted): if the process of
+before is still there after the grace period it is ended and, if it may come back, started again. A rejoin is a start,
+once the coordinator agrees.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from agents.api.models import ActionAnswer, ReplicaAction
+from agents.job import JobRelay
+from agents.problems import ApiProblem
+from agents.recovery.errors import SupervisionError
+from agents.recovery.supervisor import Supervisor
+
+POLL_S = 0.1
+
+
+class ReplicaActions:
+    """Blocking; raises ApiProblem."""
+
+    def __init__(self, relay: JobRelay, supervisor: Supervisor | None, grace_s: float) -> None:
+        self._relay = relay
+        self._supervisor = supervisor
+        self._grace_s = grace_s
+
+    def drain(self, principal: str, replica: str, wish: ReplicaAction) -> ActionAnswer:
+        return self._ask(principal, "drain", replica, wish)
+
+    def evict(self, principal: str, replica: str, wish: ReplicaAction) -> ActionAnswer:
+        supervisor = self._supervising(replica)
+        before = self._pids(replica)
+        answer = self._ask(principal, "evict", replica, wish)
+        if supervisor is None or wish.dry_run:
+            return answer
+        if not wish.rejoin:
+            supervisor.stop_replica(replica)
+            return answer
+        if before:
+            ender = threading.Thread(target=self._end, args=(supervisor, replica, before), daemon=True, name="evict")
+            ender.start()
+        return answer
+
+    def rejoin(self, principal: str, replica: str, wish: ReplicaAction) -> ActionAnswer:
+        answer = self._ask(principal, "rejoin", replica, wish)
+        supervisor = self._supervising(replica)
+        if supervisor is None or wish.dry_run:
+            return answer
+        supervisor.rejoin(replica)
+        return ActionAnswer(code=answer.code, text=f"{answer.text}; its process is started on this node")
+
+    def supervise(self, verb: str, replica: str, reason: str) -> ActionAnswer:
+        """Start, stop or restart the process here, whatever the coordinator thinks."""
+        if self._supervisor is None:
+            hint = "`supervision` in the agent's configuration lists the replicas"
+            raise ApiProblem("unknown-replica", f"replica {replica}", "this agent supervises none", hint)
+        try:
+            if verb == "start":
+                self._supervisor.start_replica(replica)
+            elif verb == "stop":
+                self._supervisor.stop_replica(replica)
+            else:
+                self._supervisor.restart_replica(replica, reason)
+        except SupervisionError as error:
+            raise ApiProblem(error.code, error.thing, error.reason, error.hint) from None
+        return ActionAnswer(code="ok", text=f"replica {replica}: {verb} is under way")
+
+    def _ask(self, principal: str, op: str, replica: str, wish: ReplicaAction) -> ActionAnswer:
+        return self._relay.act(
+            principal,
+            op,
+            wish.reason,
+            replica=replica,
+            force=wish.force,
+            rejoin=wish.rejoin,
+            dry_run=wish.dry_run,
+        )
+
+    def _supervising(self, replica: str) -> Supervisor | None:
+        supervisor = self._supervisor
+        return supervisor if supervisor is not None and supervisor.supervises(replica) else None
+
+    def _pids(self, replica: str) -> set[int]:
+        views = self._supervisor.views() if self._supervisor is not None else []
+        return {p.pid for p in views if p.replica == replica and p.pid is not None and p.state == "running"}
+
+    def _end(self, supervisor: Supervisor, replica: str, before: set[int]) -> None:
+        deadline = time.monotonic() + self._grace_s
+        while self._pids(replica) & before:
+            if time.monotonic() >= deadline:
+                supervisor.restart_replica(replica, "evicted, and it did not end by itself")
+                return
+            time.sleep(POLL_S)
