@@ -53,12 +53,13 @@ from ftar_core.runtime.clock import Clock, SystemClock
 from ftar_core.runtime.waker import Waker
 from ftar_core.wire import heartbeat
 from ftar_core.wire.address import Address
-from ftar_core.wire.codec import FrameParser, proved, to_coordinator
+from ftar_core.wire.codec import FrameParser, prove, proved, to_coordinator, vouch
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import (
     Challenge,
     EventView,
     Hello,
+    JobView,
     Message,
     OpHello,
     OpReply,
@@ -86,6 +87,7 @@ class CoordinatorMachine(Protocol):
 
     def handle(self, event: CoordinatorEvent, now: float) -> Iterable[CoordinatorEffect]: ...
     def deadline(self) -> float | None: ...
+    def view(self, now: float, wall: float) -> JobView: ...
 
 
 class Service:
@@ -191,12 +193,12 @@ class Service:
                         return
                     except StoreError as error:
                         log.error("%s", _with_hint(error))
-                        self._queue.append(RecordFailed(str(error)))
+                        self._queue.appendleft(RecordFailed(str(error)))  # before all that happened meanwhile
                         return
                 case Send(conn, message):
                     self._send(conn, message)
                 case Reply(conn, reply):
-                    self._reply(conn, reply)
+                    self._send(conn, reply)
                 case Close(conn, why):
                     self._close(conn, why)
                 case Emit(event):
@@ -246,7 +248,8 @@ class Service:
         peer = Peer(next(self._numbers), channel, address, self._clock.now())
         self._peers[peer.conn] = peer
         self._selector.register(sock, selectors.EVENT_READ, self._reader(peer))
-        channel.send(Challenge(job=self._job, nonce=peer.my_nonce, term=self._term))
+        vouched = prove(self._tokens.member, "challenge", self._job, vouch(peer.my_nonce, self._term))
+        channel.send(Challenge(job=self._job, nonce=peer.my_nonce, term=self._term, proof=vouched))
 
     def _reader(self, peer: Peer) -> Callable[[int], None]:
         def ready(mask: int) -> None:
@@ -282,7 +285,9 @@ class Service:
             case (Kind.OPERATOR, OpRequest(id=number, op="events", after=after)):
                 found = self._events.after(after)
                 text = f"{len(found)} events"
-                self._reply(peer.conn, OpReply(id=number, code="ok", text=text, events=found))
+                self._send(peer.conn, OpReply(id=number, code="ok", text=text, events=found))
+            case (Kind.OPERATOR, OpRequest(id=number, op="status")):
+                self._send(peer.conn, OpReply(id=number, code="ok", text="", job=self._view()))
             case (Kind.OPERATOR, OpRequest()):
                 self._feed(Operator(peer.conn, peer.name, message))
             case (Kind.MEMBER, Hello() | OpHello() | Outdated() | OpRequest()) | (Kind.STRANGER | Kind.OPERATOR, _):
@@ -318,11 +323,9 @@ class Service:
         if peer.channel.broken:
             self._drop(peer, peer.channel.broken)
 
-    def _reply(self, conn: int, reply: OpReply) -> None:
-        if reply.job is not None:
-            view = msgspec.structs.replace(reply.job, pid=os.getpid(), started=self._started)
-            reply = msgspec.structs.replace(reply, job=view)
-        self._send(conn, reply)
+    def _view(self) -> JobView:
+        view = self._machine.view(self._clock.now(), self._clock.time())
+        return msgspec.structs.replace(view, pid=os.getpid(), started=self._started)
 
     def _close(self, conn: int, why: str) -> None:
         peer = self._peers.get(conn)

@@ -1,9 +1,9 @@
 """One member's connection to the coordinator: dialing, the handshake, frames in and out. No decisions beyond that.
 
-Nothing that an unproven coordinator says gets past this class but its term (needed to answer it at all), with one
-exception. A refusal cannot be proved to a member whose own token is wrong, so it is believed as long as this process
-was never welcomed anywhere; after the first Welcome the token is known to be right, and a refusal without proof is a
-stranger's.
+Nothing that an unproven coordinator says gets past this class. The Challenge is proved with the token, since a member
+promises itself to its term; the Welcome, since everything after it is obeyed; a refusal, since it may end the member.
+Where a proof fails, one of the two has the wrong token. As long as this process was never welcomed anywhere, that is
+taken to be this one, which then ends with a clear word; after the first Welcome its token is known to be right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ftar_core.protocol.effects import SendHello
 from ftar_core.runtime.channel import Channel
 from ftar_core.runtime.dialer import Dialer
 from ftar_core.runtime.settings import Settings
-from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, from_coordinator, nonce, prove, proved
+from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, from_coordinator, nonce, prove, proved, vouch
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import (
     PROTOCOL_VERSION,
@@ -194,6 +194,13 @@ class ControlConnection:
             wrong = (
                 f"the coordinator at {where} runs job {challenge.job!r}, not {mine!r}:"
                 " correct FTAR_COORDINATOR or FTAR_JOB"
+            )
+        elif not proved(
+            self._settings.token, "challenge", mine, vouch(challenge.nonce, challenge.term), challenge.proof
+        ):
+            wrong = (
+                f"the coordinator at {where} and this replica do not have the same job token:"
+                " FTAR_TOKEN_FILE must hold what ftar-coordinator --token-file holds"
             )
         if not wrong:
             self._challenge = challenge

@@ -11,7 +11,7 @@ import msgspec
 from ftar_core.wire.messages import Message, Part
 
 
-class RankRegister(Message):
+class RankRegister(Message, frozen=True):
     job: str
     replica: str
     rank: int
@@ -19,7 +19,7 @@ class RankRegister(Message):
     rails: tuple[str, ...]
 
 
-class LinkReport(Part):
+class LinkReport(Part, frozen=True):
     """One rail of one link of the ring, as the native core sees it."""
 
     peer: str
@@ -34,7 +34,7 @@ class LinkReport(Part):
     bytes: int
 
 
-class RankReport(Message):
+class RankReport(Message, frozen=True):
     state: str  # a replica state of section 9
     step: int
     term: int

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ftar_core.errors import WireError
+from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import FromCoordinator, Message, ToCoordinator
 
 LENGTH = struct.Struct("<I")
@@ -70,6 +71,11 @@ def prove(token: bytes, purpose: str, job: str, challenge: bytes) -> bytes:
     return hmac.new(token, b"\0".join((purpose.encode(), job.encode(), challenge)), hashlib.sha256).digest()
 
 
+def vouch(nonce_sent: bytes, term: Term) -> bytes:
+    """What a Challenge proves, with purpose "challenge". Replayed, it still names a term that was really claimed."""
+    return b"\0".join((nonce_sent, str(term.number).encode(), term.coordinator.encode()))
+
+
 def proved(token: bytes, purpose: str, job: str, challenge: bytes, proof: bytes) -> bool:
     return hmac.compare_digest(prove(token, purpose, job, challenge), proof)
 
@@ -86,4 +92,5 @@ __all__ = [
     "prove",
     "proved",
     "to_coordinator",
+    "vouch",
 ]

@@ -2,7 +2,7 @@
 
 The handshake proves knowledge of the job token without sending it (HMAC-SHA256 challenge and response, both ways):
 
-    coordinator -> Challenge(nonce, term)
+    coordinator -> Challenge(nonce, term, proof of both)
     peer        -> Hello | OpHello (client_nonce, proof of the challenge)   or  Outdated (this term is old)
     coordinator -> Welcome (proof of client_nonce)                          or  Refused (with a proof)
 
@@ -31,7 +31,7 @@ class Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 # --- parts ---------------------------------------------------------------------------------------------------------
 
 
-class Endpoint(Part):
+class Endpoint(Part, frozen=True):
     """A listening socket on one rail. The UDP socket for heartbeats of that rail has the same port number."""
 
     rail: str
@@ -39,7 +39,7 @@ class Endpoint(Part):
     port: int
 
 
-class RankInfo(Part):
+class RankInfo(Part, frozen=True):
     """Where one rank of a replica can be reached: its data links (one endpoint a rail) and its state server."""
 
     rank: int
@@ -48,14 +48,14 @@ class RankInfo(Part):
     state: tuple[Endpoint, ...]
 
 
-class MemberInfo(Part):
+class MemberInfo(Part, frozen=True):
     replica: str
     incarnation: int
     slot: int  # position in the ring; the order of reduction depends on slots only
     ranks: tuple[RankInfo, ...]
 
 
-class EpochInfo(Part):
+class EpochInfo(Part, frozen=True):
     """A membership. `members` are the contributors by ascending slot."""
 
     id: EpochId
@@ -65,7 +65,7 @@ class EpochInfo(Part):
         return tuple(m.replica for m in self.members)
 
 
-class Deal(Part):
+class Deal(Part, frozen=True):
     """Which global batch each contributor trains at a step, and what is needed to deal the next (protocol/sampler.py).
 
     A contributor without an entry has weight 0 at this step. `returned` holds batches whose contributor was lost
@@ -77,7 +77,7 @@ class Deal(Part):
     returned: tuple[int, ...] = ()
 
 
-class Report(Part):
+class Report(Part, frozen=True):
     """Where a member stands, told at every Hello (rule LASTEP needs last_commit_epoch)."""
 
     step: int  # the step it is working on: all before it are committed here; 0 = holds no state
@@ -99,14 +99,18 @@ class Verdict(str, Enum):
 # --- handshake -----------------------------------------------------------------------------------------------------
 
 
-class Challenge(Message):
+class Challenge(Message, frozen=True):
+    """`proof` binds the term to the job token (codec.vouch), because a member promises itself to the term before it
+    hears more: a stranger on the port must not be able to make up a term that no coordinator ever reaches."""
+
     job: str
     nonce: bytes
     term: Term
+    proof: bytes = b""
     version: int = PROTOCOL_VERSION
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """A replica's leader presents itself. `incarnation` 0 asks for a new one."""
 
     job: str
@@ -121,7 +125,7 @@ class Hello(Message):
     last_step: int = 0  # the training script wants to end after this step; 0 = no wish
 
 
-class OpHello(Message):
+class OpHello(Message, frozen=True):
     """An operator's connection (an agent on behalf of `principal`)."""
 
     job: str
@@ -131,14 +135,14 @@ class OpHello(Message):
     version: int = PROTOCOL_VERSION
 
 
-class Outdated(Message):
+class Outdated(Message, frozen=True):
     """The member has promised itself to a newer term: a coordinator that gets this exits (rule EXITREF)."""
 
     promised: Term
     proof: bytes
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     term: Term
     incarnation: int
     proof: bytes
@@ -148,7 +152,7 @@ class Welcome(Message):
     coordinator_wait_s: float = 600.0  # how long a member waits for a lost coordinator
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     reason: str
     retry: bool  # False: starting again will not help
     hint: str = ""
@@ -158,7 +162,7 @@ class Refused(Message):
 # --- member -> coordinator -----------------------------------------------------------------------------------------
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """All buckets of `step` are reduced in `epoch` on all ranks of the replica."""
 
     step: int
@@ -170,19 +174,19 @@ class Done(Message):
     produced_at: float = 0.0  # CLOCK_MONOTONIC seconds of its last gradient
 
 
-class Prepared(Message):
+class Prepared(Message, frozen=True):
     """New links for the prepared epoch are up."""
 
     epoch: EpochId
 
 
-class CaughtUp(Message):
-    """A shadow holds the state after `step` and replays commits as they come: it can contribute from a next boundary."""
+class CaughtUp(Message, frozen=True):
+    """A shadow holds the state after `step` and replays commits as they come: it can contribute from a boundary on."""
 
     step: int
 
 
-class Progress(Message):
+class Progress(Message, frozen=True):
     """What a shadow or a waiting member is doing, for `ftctl status`."""
 
     state: str  # starting | fetching | replaying | spare
@@ -190,7 +194,7 @@ class Progress(Message):
     text: str = ""
 
 
-class Unreachable(Message):
+class Unreachable(Message, frozen=True):
     """No rail to `peer` works, while the coordinator is reachable."""
 
     peer: str
@@ -198,7 +202,7 @@ class Unreachable(Message):
     reason: str
 
 
-class RailNotice(Message):
+class RailNotice(Message, frozen=True):
     """A rail of this rank changed state (for events and status)."""
 
     peer: str
@@ -208,7 +212,7 @@ class RailNotice(Message):
     rank: int = 0
 
 
-class Leaving(Message):
+class Leaving(Message, frozen=True):
     """The member ends by itself and says why (an exception in the update, lost state)."""
 
     reason: str
@@ -217,26 +221,26 @@ class Leaving(Message):
 # --- coordinator -> member -----------------------------------------------------------------------------------------
 
 
-class Catchup(Message):
-    """To a shadow: fetch state and follow the commit stream from one of these contributors (sent anew when they change)."""
+class Catchup(Message, frozen=True):
+    """To a shadow: fetch state and follow the commits from one of these contributors (sent anew when they change)."""
 
     term: Term
     sources: tuple[MemberInfo, ...]
 
 
-class Prepare(Message):
+class Prepare(Message, frozen=True):
     """Connect the links of this epoch in the background, keep running the current one."""
 
     term: Term
     epoch: EpochInfo
 
 
-class PrepareCancel(Message):
+class PrepareCancel(Message, frozen=True):
     term: Term
     epoch: EpochId
 
 
-class NewEpoch(Message):
+class NewEpoch(Message, frozen=True):
     """Effective at once: abort what is in flight and reduce `step` again, every bucket, from retained gradients."""
 
     term: Term
@@ -247,7 +251,7 @@ class NewEpoch(Message):
     last_commit_epoch: EpochId
 
 
-class Commit(Message):
+class Commit(Message, frozen=True):
     """Step `step`, reduced in `epoch`, is true for everybody. `next`, if given, is the membership from step+1 on."""
 
     term: Term
@@ -261,7 +265,7 @@ class Commit(Message):
     last: bool = False
 
 
-class Join(Message):
+class Join(Message, frozen=True):
     """To a shadow (or at the start of a job): contribute from `step` on, in this epoch."""
 
     term: Term
@@ -271,14 +275,14 @@ class Join(Message):
     last_commit_epoch: EpochId
 
 
-class Hold(Message):
+class Hold(Message, frozen=True):
     """The job cannot go on yet; `reason` says what it waits for. Ends with the next NewEpoch, Join or Commit."""
 
     term: Term
     reason: str
 
 
-class Evicted(Message):
+class Evicted(Message, frozen=True):
     """This incarnation is out; its messages are refused from now on."""
 
     term: Term
@@ -289,7 +293,7 @@ class Evicted(Message):
 # --- operators -----------------------------------------------------------------------------------------------------
 
 
-class OpRequest(Message):
+class OpRequest(Message, frozen=True):
     """op: status | events | drain | evict | rejoin | finish | force-quorum"""
 
     id: int
@@ -302,7 +306,7 @@ class OpRequest(Message):
     dry_run: bool = False
 
 
-class OpReply(Message):
+class OpReply(Message, frozen=True):
     """code: ok | refused (by a guard) | unknown (no such replica) | conflict (not in a state for this) | failed"""
 
     id: int
@@ -312,8 +316,9 @@ class OpReply(Message):
     events: tuple[EventView, ...] = ()
 
 
-class ReplicaView(Part):
-    """state: starting suspect hung fetching replaying spare contributing draining drained evicted blocked unreachable"""
+class ReplicaView(Part, frozen=True):
+    """state: as `protocol.membership.State`: starting, suspect, hung, fetching, replaying, spare, contributing, draining,
+    drained, evicted, blocked, unreachable."""
 
     name: str
     state: str
@@ -329,7 +334,7 @@ class ReplicaView(Part):
     step_ms: float | None = None
 
 
-class StallView(Part):
+class StallView(Part, frozen=True):
     """An incident as the coordinator saw it. stall_ms: commit - last survivor's gradient - median of 20 calm steps."""
 
     time: float
@@ -341,7 +346,7 @@ class StallView(Part):
     reason: str
 
 
-class JobView(Part):
+class JobView(Part, frozen=True):
     """state: starting running holding recovering finished stopped"""
 
     name: str
@@ -361,7 +366,7 @@ class JobView(Part):
     started: float = 0.0
 
 
-class EventView(Part):
+class EventView(Part, frozen=True):
     """One thing that happened. `source` is the coordinator or a node; `seq` rises within a source's life."""
 
     seq: int

@@ -22,7 +22,7 @@ from ftar_core.protocol.events import CoordinatorEvent
 from ftar_core.protocol.record import Claim
 from ftar_core.wire.address import Address
 from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, from_coordinator, nonce, prove
-from ftar_core.wire.messages import Challenge, FromCoordinator, Hello, Message, RankInfo, Report
+from ftar_core.wire.messages import Challenge, FromCoordinator, Hello, JobView, Message, RankInfo, Report
 
 TOKEN, OPERATOR = b"the token of the job", b"the token of operators"
 JOB = "demo"
@@ -132,6 +132,22 @@ class Script:
 
     def deadline(self) -> float | None:
         return self.tick_at
+
+    def view(self, now: float, wall: float) -> JobView:
+        return JobView(
+            name=JOB,
+            state="running",
+            reason="",
+            step=3,
+            term=1,
+            epoch=1,
+            contributors=(),
+            replicas_wanted=3,
+            min_replicas=1,
+            replicas=(),
+            stalls=(),
+            settings={},
+        )
 
     def until(self, kind: type, timeout_s: float = 10.0) -> Any:
         deadline = time.monotonic() + timeout_s

@@ -30,7 +30,7 @@ from ftar_core.runtime.connection import MemberRuntime
 from ftar_core.runtime.rails import Rail
 from ftar_core.runtime.settings import Settings
 from ftar_core.wire.address import Address
-from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, nonce, prove, proved, to_coordinator
+from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, nonce, prove, proved, to_coordinator, vouch
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
 from ftar_core.wire.messages import (
@@ -154,7 +154,7 @@ class Coordinator:
         self.port: int = self.server.getsockname()[1]
         self.sock: socket.socket | None = None
 
-    def accept(self, term: Term = TERM, job: str = "demo", version: int = 1) -> None:
+    def accept(self, term: Term = TERM, job: str = "demo", version: int = 1, token: bytes = TOKEN) -> None:
         if self.sock is not None:
             self.sock.close()
         self.sock, _ = self.server.accept()
@@ -162,7 +162,9 @@ class Coordinator:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.parser: FrameParser[ToCoordinator] = FrameParser(to_coordinator, FRAME_LIMIT)
         self.waiting: list[ToCoordinator] = []
-        self.challenge = Challenge(job=job, nonce=nonce(), term=term, version=version)
+        mine = nonce()
+        proof = prove(token, "challenge", job, vouch(mine, term))
+        self.challenge = Challenge(job=job, nonce=mine, term=term, version=version, proof=proof)
         self.send(self.challenge)
 
     def send(self, message: Message) -> None:
@@ -270,6 +272,27 @@ def test_an_impostor_without_the_token_learns_nothing_and_decides_nothing(
     coordinator.welcome()
     delegate.until("welcomed")
     assert not any(isinstance(e, Received) and isinstance(e.message, NewEpoch) for e in list(machine.events.queue))
+
+
+def test_a_made_up_term_is_not_promised(
+    runtime: MemberRuntime, coordinator: Coordinator, machine: Machine, delegate: Delegate
+) -> None:
+    coordinator.accept()
+    coordinator.welcome()
+    delegate.until("welcomed")
+    assert coordinator.sock is not None
+    coordinator.sock.close()
+    machine.until(Disconnected)
+    coordinator.accept(Term(1 << 60, "evil"), token=b"a guess")  # something else took the port
+    assert "same job token" in machine.until(Disconnected).why
+    assert not any(isinstance(e, Challenged) for e in list(machine.events.queue))
+
+
+def test_a_wrong_token_is_said_at_once(runtime: MemberRuntime, coordinator: Coordinator, delegate: Delegate) -> None:
+    coordinator.accept(token=b"the token of another job")
+    code, why = delegate.until("end")
+    assert code == RankExit.REFUSED
+    assert "FTAR_TOKEN_FILE" in why
 
 
 def test_messages_before_the_proof_are_refused(
