@@ -35,8 +35,8 @@ class Next(Enum):
 
 
 class CatchUp:
-    """`replay(step)` applies a committed step. `tell(step, epoch, ready, text)` posts ShadowAt. `have` is the step
-    whose state the training thread holds (-1: none)."""
+    """`replay(step)` applies a committed step. `tell(step, epoch, ready, text)` posts ShadowAt (step -1: no state
+    yet). `have` is the step whose state the training thread holds (-1: none)."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class CatchUp:
         ready = self.state == "spare"
         if ready or text != self._told:
             self._told = text
-            self._tell(max(self.step, 0), self.epoch, ready, text)
+            self._tell(self.step, self.epoch, ready, text)
 
     def close(self) -> None:
         self._follower.close()

@@ -99,7 +99,7 @@ class Exchange:
         self._produced: set[int] = set()
         self._reduced: set[int] = set()
         self._taken_epoch: EpochId | None = None  # the epoch whose results `take_reduced` has returned
-        self._commits: deque[Commit] = deque()
+        self._commits: deque[tuple[int, Commit]] = deque()
         self._end: End | None = None
         self._sources: tuple[MemberInfo, ...] = ()
         self._role_version = self._role_seen = 0
@@ -157,7 +157,7 @@ class Exchange:
         with self._changed:
             if self._role is not Role.CONTRIBUTOR:
                 return  # a shadow hears of commits from the replica it follows
-            self._commits.append(commit)
+            self._commits.append((self._retries, commit))
             self._stopping = commit.last or self._replica in commit.drained
             self._new_step(commit.step + 1)
             self._deal, self._last_commit_epoch = commit.deal, commit.epoch
@@ -290,9 +290,16 @@ class Exchange:
             then()
             return True
 
-    def take_commit(self) -> Commit | None:
+    def take_commit(self) -> tuple[int, Commit]:
+        """(how often its step was retried, the oldest commit not taken yet). After News.COMMIT only."""
         with self._changed:
-            return self._commits.popleft() if self._commits else None
+            return self._commits.popleft()
+
+    def drop_commits(self) -> None:
+        """This member leaves: what was committed is of no use to it any more."""
+        with self._changed:
+            self._commits.clear()
+            self._changed.notify_all()
 
     def ended(self) -> End | None:
         with self._changed:

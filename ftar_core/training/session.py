@@ -38,32 +38,22 @@ from torch import nn
 
 from ftar_core.errors import FtarError, SettingsError, StateMismatch
 from ftar_core.protocol.effects import End
-from ftar_core.protocol.events import LeaveNow, ShadowAt, StepReduced
+from ftar_core.protocol.events import LeaveNow, ShadowAt
 from ftar_core.runtime.settings import Settings, read_settings
 from ftar_core.training.catchup import CatchUp, Next
-from ftar_core.training.digests import step_digest
-from ftar_core.training.exchange import News, Place, Role
-from ftar_core.training.follow import Identity, ReplayStep
+from ftar_core.training.exchange import Place, Role
+from ftar_core.training.follow import Identity
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
-from ftar_core.training.plan import DEFAULT_BUCKET_BYTES, BufferWatch, make_plan
+from ftar_core.training.plan import DEFAULT_BUCKET_BYTES, make_plan
 from ftar_core.training.sampling import batch_indices, dataset_length
-from ftar_core.training.state import (
-    Stateful,
-    check_transferable,
-    encode_state,
-    parameters_digest,
-    raw_bytes,
-    state_digest,
-)
-from ftar_core.training.statewire import StepData
-from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES, StepItem
+from ftar_core.training.state import Stateful, check_transferable, parameters_digest, state_digest
+from ftar_core.training.stepping import Leave, Stepper
+from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
-from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import Commit, Verdict
 
 if TYPE_CHECKING:
     from ftar_core.native._core import Options
@@ -130,18 +120,15 @@ class Session:
         self._parts = parts
         check_transferable(parts)
         self.plan = make_plan(model, self._options.bucket_bytes)
-        self._buffers = BufferWatch(model)
         self._taker = GradientTaker(model, self.plan, self._bucket_full)
         self._journal = Journal(self._settings.journal, self._settings.replica)
         self._ledger = StepLedger(self._journal)
         self._wiring: Wiring | None = None
+        self._stepper: Stepper | None = None
         self._catch_up: CatchUp | None = None
-        self._applied = 0  # the last step whose update has run
-        self._holds_state = False  # `_applied` is a state of this job, not just this process's own beginning
+        self._holds_state = False  # a state of this job, not just this process's own beginning
         self._turn: _Turn | None = None
-        self._began = 0.0
         self._joining_lost_since: float | None = None
-        self._contributors: tuple[str, ...] = ()
         self._over: End | None = None
 
     # --- for the user's loop ---------------------------------------------------------------------------------------
@@ -158,12 +145,12 @@ class Session:
     @property
     def current_step(self) -> int:
         """The step that is being worked on; the first is 1."""
-        return self._applied + 1
+        return self._s.applied + 1 if self._stepper is not None else 1
 
     @property
     def contributors(self) -> tuple[str, ...]:
         """Replicas that contributed to the last committed step."""
-        return self._contributors
+        return self._stepper.contributors if self._stepper is not None else ()
 
     @property
     def warming_up(self) -> bool:
@@ -232,8 +219,7 @@ class Session:
         if turn is _Turn.WARM_UP:
             self._taker.begin(Mode.DISCARD)
             return
-        self._buffers.check()
-        self._reduce_and_apply(_number(loss), tokens, weight=None)
+        self._finish_step(_number(loss), tokens, weight=None)
 
     def close(self) -> None:
         """Leave the job now (a loop that runs to its end does not need it)."""
@@ -260,6 +246,17 @@ class Session:
             stream_buffer_bytes=self._options.stream_buffer_bytes,
             end_grace_s=self._options.end_grace_s,
         )
+        self._stepper = Stepper(
+            wiring=self._wiring,
+            taker=self._taker,
+            plan=self.plan,
+            model=self.model,
+            optimizer=self.optimizer,
+            parts=self._parts,
+            update=self._update,
+            journal=self._journal,
+            ledger=self._ledger,
+        )
         log.info("%s: %s", self.replica, self.plan.describe())
         self._wiring.start()
 
@@ -268,6 +265,12 @@ class Session:
         if self._wiring is None:
             raise FtarError("the session has not been started", hint="iterate over session.batches()")
         return self._wiring
+
+    @property
+    def _s(self) -> Stepper:
+        if self._stepper is None:
+            raise FtarError("the session has not been started", hint="iterate over session.batches()")
+        return self._stepper
 
     def _next_turn(self) -> int | None:
         """The batch number for the user's next turn; None when the job is over. Steps without a batch for this replica,
@@ -282,12 +285,12 @@ class Session:
                 return None
             place = exchange.place()
             self._report(place)
-            if place.role is Role.CONTRIBUTOR and self._applied == place.step - 1 and not place.stopping:
+            if place.role is Role.CONTRIBUTOR and self._s.applied == place.step - 1 and not place.stopping:
                 batch = self._begin_step(place)
                 if batch is not None:
                     self._turn = _Turn.TRAIN
                     return batch
-                self._reduce_and_apply(None, 0, weight=0.0)
+                self._finish_step(None, 0, weight=0.0)
                 if self._over is not None:
                     return None
             elif place.role is Role.NEW or place.stopping:
@@ -296,7 +299,7 @@ class Session:
             elif self._catch_up_turn(place):
                 self._taker.begin(Mode.DISCARD)
                 self._turn = _Turn.WARM_UP
-                return self._applied
+                return self._s.applied
 
     def _begin_step(self, place: Place) -> int | None:
         if self._catch_up is not None:
@@ -304,117 +307,12 @@ class Session:
             self._catch_up = None
             self._joining_lost_since = None
             # Once more, now that this member is in the epoch: the state before its first step is really here.
-            self._w.post(ShadowAt(self._applied, place.last_commit_epoch, True, "contributing"))
+            self._w.post(ShadowAt(self._s.applied, place.last_commit_epoch, True, "contributing"))
             log.info("%s contributes from step %d on", self.replica, place.step)
         self._holds_state = True
         self._w.server.serve(True)
-        self._taker.begin(Mode.TAKE)
-        self._buffers.remember()
-        self._w.phase(Phase.FORWARD, place.step)
-        self._began = time.monotonic()
+        self._s.begin(place)
         return place.deal.batches.get(self.replica)
-
-    # --- one step --------------------------------------------------------------------------------------------------
-
-    def _bucket_full(self, bucket: int) -> None:
-        self._w.exchange.produced(bucket)
-
-    def _reduce_and_apply(self, loss: float | None, tokens: int, *, weight: float | None) -> None:
-        """Wait for reduction and commit, update. Returns without an update when the job ended or this replica fell
-        out."""
-        exchange, step = self._w.exchange, self.current_step
-        produced = time.monotonic()
-        self._w.phase(Phase.REDUCE, step)
-        self._taker.finish(tokens=float(tokens), loss=loss, weight=weight)
-        announced: EpochId | None = None
-        reduced = math.nan
-        while True:
-            self._serve_shadows()
-            news = exchange.wait(1.0)
-            if news is News.REDUCED:
-                epoch = exchange.reduced_epoch()
-                if epoch is not None and self._announce(step, epoch, loss, produced):
-                    announced, reduced = epoch, time.monotonic()
-            elif news is News.COMMIT:
-                break
-            elif news is News.END:
-                self._finish(exchange.ended() or End(RankExit.RESTART, "the member has ended"))
-                return
-            elif news is News.ROLE and exchange.place().role is not Role.CONTRIBUTOR:
-                return  # out of step with the others: the next turn catches up
-        retries = exchange.place().retries
-        commit = exchange.take_commit()
-        if commit is None or commit.step != step or commit.epoch != announced:
-            self._leave_and_exit(f"the results of step {step} are not those that were committed", RankExit.RESTART)
-        committed = time.monotonic()
-        self._apply(commit)
-        self._ledger.step(
-            commit,
-            incarnation=self._w.incarnation,
-            began=self._began,
-            produced=produced,
-            reduced=reduced,
-            committed=committed,
-            updated=time.monotonic(),
-            retries=retries,
-            loss=self._taker.mean_loss,
-            tokens=int(self._taker.total_tokens),
-        )
-
-    def _announce(self, step: int, epoch: EpochId, loss: float | None, produced: float) -> bool:
-        """Tell the coordinator that the step is reduced here. False if the epoch has changed meanwhile."""
-        digest, finite = step_digest(self.plan, self._taker, self.model, self.optimizer, step)
-        event = StepReduced(
-            step=step,
-            epoch=epoch,
-            digest=digest,
-            finite=finite,
-            loss=loss if loss is not None and math.isfinite(loss) else None,
-            step_ms=(time.monotonic() - self._began) * 1000.0,
-            produced_at=produced,
-        )
-        told = self._w.exchange.take_reduced(epoch, lambda: self._w.post(event))
-        if told:
-            self._w.phase(Phase.COMMIT, step)
-        return told
-
-    def _apply(self, commit: Commit) -> None:
-        """The step is true: the same on every replica from here on."""
-        if commit.verdict is Verdict.APPLY:
-            self._taker.average()
-        if self._w.server.followed():
-            self._w.server.publish(self._step_item(commit))
-        if commit.verdict is Verdict.APPLY:
-            self._run_update(commit.step)
-        else:
-            log.warning("step %d: gradients were not finite somewhere, nobody updates", commit.step)
-        self._applied = commit.step
-        self._contributors = commit.contributors
-        self._taker.begin(Mode.OFF)
-
-    def _step_item(self, commit: Commit) -> StepItem:
-        """A copy of the averaged buckets for followers. Cost: one memory copy of the gradients, while somebody
-        follows."""
-        buckets = tuple(b.clone() for b in self._taker.reduced) if commit.verdict is Verdict.APPLY else ()
-        header = StepData(
-            step=commit.step,
-            epoch=commit.epoch,
-            verdict=commit.verdict,
-            contributors=commit.contributors,
-            sizes=tuple(bucket.numel() * bucket.element_size() for bucket in buckets),
-        )
-        return StepItem(header, buckets)
-
-    def _run_update(self, step: int) -> None:
-        self._w.phase(Phase.UPDATE, step)
-        self._taker.mode = Mode.OFF
-        self._taker.give_back()
-        try:
-            self._update()
-        except Exception as error:
-            # Half an update may have run: this state is nobody's, and only catch-up can replace it.
-            self._leave(f"the update of step {step} raised {type(error).__name__}: {error}", RankExit.RESTART)
-            raise
 
     def _default_update(self) -> None:
         self.optimizer.step()
@@ -422,14 +320,25 @@ class Session:
             self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _serve_shadows(self) -> None:
-        """A copy of the state for shadows that wait for one. Called only while this thread waits anyway."""
-        server = self._w.server
-        if server.wanted():
-            epoch = self._w.exchange.place().last_commit_epoch
-            took_ms = server.attach(self._applied, epoch, lambda: encode_state(self._parts))
-            log.info("state after step %d copied for a shadow in %.1f ms", self._applied, took_ms)
-            self._journal.write("snapshot", {"step": self._applied, "copy_ms": took_ms})
+    def _bucket_full(self, bucket: int) -> None:
+        self._w.exchange.produced(bucket)
+
+    def _finish_step(self, loss: float | None, tokens: int, *, weight: float | None) -> None:
+        with self._leaving():
+            end = self._s.finish(loss, tokens, weight=weight)
+        if end is not None:
+            self._finish(end)
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """Carry a Leave out: tell the coordinator, end, then let the user's own exception or SystemExit through."""
+        try:
+            yield
+        except Leave as leave:
+            self._leave(leave.reason, leave.exit_code)
+            if leave.__cause__ is not None:
+                raise leave.__cause__ from None
+            raise SystemExit(int(leave.exit_code)) from None
 
     # --- catch-up --------------------------------------------------------------------------------------------------
 
@@ -447,11 +356,12 @@ class Session:
             self._leave_and_exit(catch_up.refused, RankExit.REFUSED)
         self._w.phase(Phase.CATCHUP, max(catch_up.step, 0))
         try:
-            doing = catch_up.advance(may_warm_up=shadow)
+            with self._leaving():
+                doing = catch_up.advance(may_warm_up=shadow)
         except StateMismatch as error:
             self._leave_and_exit(f"{error}" + (f" ({error.hint})" if error.hint else ""), RankExit.REFUSED)
         if catch_up.step >= 0:
-            self._applied, self._holds_state = catch_up.step, True
+            self._s.applied, self._holds_state = catch_up.step, True
         if doing is Next.WARM_UP:
             return True
         if doing is Next.WAIT:
@@ -478,36 +388,14 @@ class Session:
             plan=self.plan,
             rails=settings.rails,
             sources=self._w.exchange.sources(),
-            have=self._applied if self._holds_state else -1,
+            have=self._s.applied if self._holds_state else -1,
             epoch=place.last_commit_epoch,
             warm_ups=self._options.warm_up_steps,
             buffer_bytes=self._options.stream_buffer_bytes,
             parts=self._parts,
-            replay=self._replay,
+            replay=self._s.replay,
             tell=lambda step, epoch, ready, text: self._w.post(ShadowAt(step, epoch, ready, text)),
             on_news=self._w.exchange.poke,
-        )
-
-    def _replay(self, item: ReplayStep) -> None:
-        """Apply a step that others have committed, exactly as they did."""
-        began = time.monotonic()
-        if item.verdict is Verdict.APPLY:
-            for mine, theirs in zip(self._taker.reduced, item.buckets, strict=True):
-                raw_bytes(mine)[:] = raw_bytes(theirs)
-            self._taker.begin(Mode.OFF)
-            self._run_update(item.step)
-        self._taker.begin(Mode.OFF)
-        self._contributors = item.contributors
-        self._ledger.replayed(
-            step=item.step,
-            epoch=item.epoch,
-            verdict=item.verdict,
-            contributors=item.contributors,
-            incarnation=self._w.incarnation,
-            began=began,
-            updated=time.monotonic(),
-            loss=self._taker.mean_loss,
-            tokens=int(self._taker.total_tokens),
         )
 
     # --- the end ---------------------------------------------------------------------------------------------------
@@ -526,7 +414,7 @@ class Session:
             step=self.current_step,
             term=epoch.term.number,
             epoch=epoch.number,
-            contributors=place.epoch.names() if place.epoch is not None else self._contributors,
+            contributors=place.epoch.names() if place.epoch is not None else self.contributors,
             last_stall_ms=self._ledger.stall_ms,
             tokens_per_s=self._ledger.tokens_per_s,
             loss=self._ledger.loss,
@@ -537,8 +425,7 @@ class Session:
         self._w.post(LeaveNow(reason, exit_code))
         deadline = time.monotonic() + LEAVE_S
         while self._w.exchange.ended() is None and time.monotonic() < deadline:
-            while self._w.exchange.take_commit() is not None:
-                pass  # of no use any more
+            self._w.exchange.drop_commits()
             self._w.exchange.wait(0.05)
         self._shut_down(End(exit_code, reason))
 
@@ -557,7 +444,12 @@ class Session:
         self._turn = None
         level = logging.INFO if end.exit_code == RankExit.FINISHED else logging.WARNING
         log.log(
-            level, "%s ends after step %d (exit code %d): %s", self.replica, self._applied, end.exit_code, end.reason
+            level,
+            "%s ends after step %d (exit code %d): %s",
+            self.replica,
+            self.current_step - 1,
+            end.exit_code,
+            end.reason,
         )
         if self._catch_up is not None:
             self._catch_up.close()
@@ -566,7 +458,7 @@ class Session:
             self._wiring.close()
         self._taker.close()
         self._ledger.ended(
-            step=self._applied,
+            step=self.current_step - 1,
             exit_code=int(end.exit_code),
             reason=end.reason,
             incarnation=self._w.incarnation,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,13 @@ class Wiring:
         self.runtime = MemberRuntime(
             settings,
             self,
-            MemberMachine(settings.replica, state_digest=state_digest),
+            MemberMachine(
+                settings.job,
+                settings.replica,
+                time.monotonic(),
+                settings.coordinator_wait_s,
+                state_digest,
+            ),
             extra=[(self.engine.event_fd(), self._engine_events)],
         )
 

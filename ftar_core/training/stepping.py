@@ -1,0 +1,203 @@
+"""One step, from the last gradient to the update: wait for the reduction, say `Done`, wait for the commit, update.
+
+This is the only place where parameters change, and `applied` says up to which step they have. A replica that catches up
+goes through the same `_run_update` with the same bits in the same buffers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from ftar_core.protocol.effects import End
+from ftar_core.protocol.events import StepReduced
+from ftar_core.training.digests import step_digest
+from ftar_core.training.exchange import News, Place, Role
+from ftar_core.training.follow import ReplayStep
+from ftar_core.training.gradients import GradientTaker, Mode
+from ftar_core.training.journal import Journal
+from ftar_core.training.ledger import StepLedger
+from ftar_core.training.plan import BucketPlan, BufferWatch
+from ftar_core.training.state import Stateful, encode_state, raw_bytes
+from ftar_core.training.statewire import StepData
+from ftar_core.training.transfer import StepItem
+from ftar_core.training.wiring import Wiring
+from ftar_core.wire.exits import RankExit
+from ftar_core.wire.heartbeat import Phase
+from ftar_core.wire.ids import EpochId
+from ftar_core.wire.messages import Commit, Verdict
+
+log = logging.getLogger("ftar.session")
+
+
+class Leave(Exception):
+    """This replica cannot go on: it must tell the coordinator and end. A `__cause__` is the user's own exception."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.exit_code = exit_code
+
+
+class Stepper:
+    def __init__(
+        self,
+        *,
+        wiring: Wiring,
+        taker: GradientTaker,
+        plan: BucketPlan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parts: Mapping[str, Stateful],
+        update: Callable[[], None],
+        journal: Journal,
+        ledger: StepLedger,
+    ) -> None:
+        self.applied = 0  # the last step whose update has run
+        self.contributors: tuple[str, ...] = ()  # of that step
+        self._wiring, self._exchange, self._server = wiring, wiring.exchange, wiring.server
+        self._taker, self._plan, self._model, self._optimizer = taker, plan, model, optimizer
+        self._parts, self._update = parts, update
+        self._journal, self._ledger = journal, ledger
+        self._buffers = BufferWatch(model)
+        self._began = 0.0
+
+    def begin(self, place: Place) -> None:
+        """Gradients from here on are those of `place.step`."""
+        self._taker.begin(Mode.TAKE)
+        self._buffers.remember()
+        self._wiring.phase(Phase.FORWARD, place.step)
+        self._began = time.monotonic()
+
+    def finish(self, loss: float | None, tokens: int, *, weight: float | None) -> End | None:
+        """All gradients of the step are there: reduce, wait for the commit, update. Returns the end of the member if
+        that came instead; returns without an update, too, if this replica has become a shadow. Raises Leave."""
+        step = self.applied + 1
+        self._buffers.check()
+        produced = time.monotonic()
+        self._wiring.phase(Phase.REDUCE, step)
+        self._taker.finish(tokens=float(tokens), loss=loss, weight=weight)
+        announced: EpochId | None = None
+        reduced = math.nan
+        while True:
+            self.serve_shadows()
+            news = self._exchange.wait(1.0)
+            if news is News.REDUCED:
+                epoch = self._exchange.reduced_epoch()
+                if epoch is not None and self._announce(step, epoch, loss, produced):
+                    announced, reduced = epoch, time.monotonic()
+            elif news is News.COMMIT:
+                break
+            elif news is News.END:
+                return self._exchange.ended()
+            elif news is News.ROLE and self._exchange.place().role is not Role.CONTRIBUTOR:
+                return None  # out of step with the others: the next turn catches up
+        retries, commit = self._exchange.take_commit()
+        if commit.step != step or commit.epoch != announced:
+            raise Leave(f"the results of step {step} here are not those that were committed", RankExit.RESTART)
+        committed = time.monotonic()
+        self._apply(commit)
+        self._ledger.step(
+            commit,
+            incarnation=self._wiring.incarnation,
+            began=self._began,
+            produced=produced,
+            reduced=reduced,
+            committed=committed,
+            updated=time.monotonic(),
+            retries=retries,
+            loss=self._taker.mean_loss,
+            tokens=int(self._taker.total_tokens),
+        )
+        return None
+
+    def _announce(self, step: int, epoch: EpochId, loss: float | None, produced: float) -> bool:
+        """Tell the coordinator that the step is reduced here. False if the epoch has changed meanwhile."""
+        digest, finite = step_digest(self._plan, self._taker, self._model, self._optimizer, step)
+        event = StepReduced(
+            step=step,
+            epoch=epoch,
+            digest=digest,
+            finite=finite,
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            step_ms=(time.monotonic() - self._began) * 1000.0,
+            produced_at=produced,
+        )
+        told = self._exchange.take_reduced(epoch, lambda: self._wiring.post(event))
+        if told:
+            self._wiring.phase(Phase.COMMIT, step)
+        return told
+
+    def _apply(self, commit: Commit) -> None:
+        """The step is true: the same on every replica from here on."""
+        if commit.verdict is Verdict.APPLY:
+            self._taker.average()
+        if self._server.followed():
+            self._server.publish(self._step_item(commit))
+        if commit.verdict is Verdict.APPLY:
+            self._run_update(commit.step)
+        else:
+            log.warning("step %d: gradients were not finite somewhere, nobody updates", commit.step)
+        self.applied = commit.step
+        self.contributors = commit.contributors
+        self._taker.begin(Mode.OFF)
+
+    def _step_item(self, commit: Commit) -> StepItem:
+        """A copy of the averaged buckets for followers. Cost: a memory copy of the gradients, while somebody
+        follows."""
+        buckets = tuple(b.clone() for b in self._taker.reduced) if commit.verdict is Verdict.APPLY else ()
+        header = StepData(
+            step=commit.step,
+            epoch=commit.epoch,
+            verdict=commit.verdict,
+            contributors=commit.contributors,
+            sizes=tuple(bucket.numel() * bucket.element_size() for bucket in buckets),
+        )
+        return StepItem(header, buckets)
+
+    def _run_update(self, step: int) -> None:
+        self._wiring.phase(Phase.UPDATE, step)
+        self._taker.mode = Mode.OFF
+        self._taker.give_back()
+        try:
+            self._update()
+        except Exception as error:
+            # Half an update may have run: this state is nobody's, and only catch-up can replace it.
+            reason = f"the update of step {step} raised {type(error).__name__}: {error}"
+            raise Leave(reason, RankExit.RESTART) from error
+
+    def replay(self, item: ReplayStep) -> None:
+        """Apply a step that others have committed, exactly as they did. Raises Leave."""
+        began = time.monotonic()
+        self._taker.begin(Mode.OFF)
+        if item.verdict is Verdict.APPLY:
+            for mine, theirs in zip(self._taker.reduced, item.buckets, strict=True):
+                raw_bytes(mine)[:] = raw_bytes(theirs)
+            self._run_update(item.step)
+            self._taker.begin(Mode.OFF)
+        self.contributors = item.contributors
+        self._ledger.replayed(
+            step=item.step,
+            epoch=item.epoch,
+            verdict=item.verdict,
+            contributors=item.contributors,
+            incarnation=self._wiring.incarnation,
+            began=began,
+            updated=time.monotonic(),
+            loss=self._taker.mean_loss,
+            tokens=int(self._taker.total_tokens),
+        )
+
+    def serve_shadows(self) -> None:
+        """A copy of the state after `applied` for shadows that wait for one. Only while this thread waits anyway."""
+        if not self._server.wanted():
+            return
+        epoch = self._exchange.place().last_commit_epoch
+        took_ms = self._server.attach(self.applied, epoch, lambda: encode_state(self._parts))
+        log.info("state after step %d copied for a shadow in %.1f ms", self.applied, took_ms)
+        self._journal.write("snapshot", {"step": self.applied, "copy_ms": took_ms})
