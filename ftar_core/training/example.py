@@ -45,7 +45,7 @@ def train(options: argparse.Namespace) -> None:
         inputs, targets = (part.to(device) for part in text.windows(indices))
         loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         pace.before_backward()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         pace.after_backward()
         session.step(loss, tokens=targets.numel())  # 4, where optimizer.step() and zero_grad() were
         if session.current_step > step and step % options.print_every == 0:  # (a warm-up turn is not a step)

@@ -57,7 +57,7 @@ class GradientTaker:
         self._inputs = {name: _view(self.retained, slot) for name, slot in plan.slots.items()}
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._make_hook(name))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._make_hook(name))
             for name, parameter in self._parameters.items()
         ]
 
