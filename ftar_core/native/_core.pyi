@@ -84,17 +84,24 @@ class Engine:
 
     def events(self) -> list[Event]: ...
     def prepare(self, epoch: bytes, members: list[Member], me: int) -> None:
-        """Connect the links of an epoch (16-byte key) in the background; `members` by slot, `me` my index. Event `ready`."""
+        """Connect the links of an epoch (16-byte key) in the background; `members` by slot, `me` my index. Event `ready`.
+
+        Rails of two members belong together by name, or by position if they share no name. ValueError: a member list
+        that cannot be a ring, my own entry is not this engine (name, incarnation, rails), the epoch is already prepared,
+        or 16 epochs are."""
 
     def activate(self, epoch: bytes) -> None:
         """Abort all operations and close all links of other active epochs; operations go to this one. Prepares it if needed.
-        May be called before the links are up: operations wait for them."""
+        May be called before the links are up: operations wait for them. ValueError if it was never prepared or is over."""
 
     def discard(self, epoch: bytes) -> None: ...
     def submit(self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int) -> None:
         """Sum `count` elements of src over the members into dst (raw addresses, not overlapping; both must stay alive and
         src unchanged until `reduced`, `failed`, or abort/activate of another epoch has returned).
-        Members may submit buckets in different order. dtype: see DTYPES. Ignored (no event) if epoch is not active."""
+        dst is the working buffer too: it holds partial sums until `reduced`, and garbage after `failed` or abort.
+        Members may submit buckets in different order, but nobody may wait for one bucket before it has submitted another
+        that a peer puts first. dtype: see DTYPES. Ignored (no event) if epoch is not active. ValueError: overlapping
+        buffers, an unknown dtype, or the same (step, bucket) twice at a time."""
 
     def abort(self) -> None:
         """No operation touches its buffers after this returns; the epoch's links are closed."""
@@ -107,7 +114,44 @@ DTYPES: dict[str, int]  # "float32" 0, "float64" 1, "bfloat16" 2, "float16" 3, "
 def digest(addr: int, nbytes: int, seed: int) -> int:
     """64-bit non-cryptographic hash of memory (releases the GIL); seed chains buffers."""
 
-def all_finite(addr: int, count: int, dtype: int) -> bool: ...
+def all_finite(addr: int, count: int, dtype: int) -> bool:
+    """True if no element is infinite or NaN; integers always are finite. Releases the GIL."""
+
+# --- the pure parts, for tests and diagrams ---
+
+def sum_into(into: int, add: int, count: int, dtype: int) -> None:
+    """into[i] += add[i] as the ring does it: 16-bit floats are added in fp32 and rounded to nearest even."""
+
+def hmac_sha256(key: bytes, data: bytes) -> bytes: ...
+def check_frame(header: bytes) -> str:
+    """Empty if these 64 bytes are a valid frame header, else what is wrong with them."""
+
+def rail_table() -> list[tuple[str, str, str]]:
+    """(state, event, next state) of a rail's health: DOWN, PROBING, HOLD, UP."""
+
+class LinkHealth:
+    """The health of all rails of a link: pure, `now_ms` is given (csrc/link_health.h)."""
+
+    def __init__(self, rails: int, options: Options, now_ms: float) -> None: ...
+    def connected(self, rail: int, now_ms: float) -> None: ...
+    def connect_failed(self, rail: int, reason: str, now_ms: float) -> None: ...
+    def closed(self, rail: int, reason: str, now_ms: float) -> None: ...
+    def carrier(self, rail: int, up: bool, reason: str, now_ms: float) -> None: ...
+    def heard(self, rail: int, now_ms: float) -> None: ...
+    def echo(self, rail: int, now_ms: float) -> None: ...
+    def notice(self, rail: int, reason: str, now_ms: float) -> None: ...
+    def tick(self, now_ms: float) -> None: ...
+    def take_changes(self) -> list[tuple[int, str, str, str]]:
+        """(rail, event, new state, reason) since the last call."""
+
+    def state(self, rail: int) -> str: ...
+    def reason(self, rail: int) -> str: ...
+    def flaps(self, rail: int) -> int: ...
+    def hold_until_ms(self, rail: int) -> float: ...
+    def may_connect(self, rail: int, now_ms: float) -> bool: ...
+    def connecting(self, rail: int, now_ms: float) -> None: ...
+    def preferred(self) -> int: ...
+    def unreachable(self, now_ms: float) -> str: ...
 
 class Heartbeat:
     """A native thread that sends ftar_core.wire.heartbeat datagrams to the coordinator, GIL or no GIL."""

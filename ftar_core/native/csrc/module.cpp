@@ -4,8 +4,15 @@
 // releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <system_error>
+
+#include "crypto.h"
+#include "engine.h"
 #include "heartbeat.h"
+#include "link_health.h"
 #include "options.h"
 #include "reduce.h"
 
@@ -26,9 +33,246 @@ const void* memory(uint64_t address, uint64_t size) {
   return reinterpret_cast<const void*>(address);
 }
 
+nb::object field(nb::handle member, const char* key) {
+  if (!nb::isinstance<nb::dict>(member)) throw nb::value_error("a member must be a dict with name, incarnation and rails");
+  nb::dict d = nb::borrow<nb::dict>(member);
+  if (!d.contains(key)) throw nb::value_error((std::string("a member lacks '") + key + "'").c_str());
+  return d[key];
+}
+
+template <typename T>
+T cast(nb::handle value, const char* what) {
+  T out;
+  if (!nb::try_cast<T>(value, out)) throw nb::value_error(what);
+  return out;
+}
+
+using RailTuple = std::tuple<std::string, std::string, int>;
+
+std::vector<Member> members_of(const nb::list& list) {
+  std::vector<Member> out;
+  for (nb::handle h : list) {
+    Member m;
+    m.name = cast<std::string>(field(h, "name"), "a member's name must be a string");
+    m.incarnation = cast<uint64_t>(field(h, "incarnation"), "a member's incarnation must be a number of at least 0");
+    nb::object rails = field(h, "rails");
+    for (auto& [rail, address, port] :
+         cast<std::vector<RailTuple>>(rails, "a member's rails must be a list of (rail, address, port)")) {
+      m.rails.push_back({rail, address, port});
+    }
+    out.push_back(std::move(m));
+  }
+  return out;
+}
+
+nb::dict to_dict(const Event& e) {
+  nb::dict d;
+  d["type"] = e.type;
+  d["epoch"] = nb::bytes(e.epoch.data(), e.epoch.size());
+  d["time"] = e.time_s;
+  if (e.type == "reduced" || e.type == "failed") {
+    d["step"] = e.step;
+    d["bucket"] = e.bucket;
+  }
+  if (!e.peer.empty()) d["peer"] = e.peer;
+  if (e.type == "rail") {
+    d["rail"] = e.rail;
+    d["direction"] = e.direction;
+    d["state"] = e.state;
+    d["active"] = e.active;
+    d["detect_ms"] = e.detect_ms;
+  }
+  if (e.type != "ready" && e.type != "reduced") d["reason"] = e.reason;
+  return d;
+}
+
+nb::dict to_dict(const LinkStat& s) {
+  nb::dict d;
+  d["peer"] = s.peer;
+  d["rail"] = s.rail;
+  d["direction"] = s.direction;
+  d["state"] = s.state;
+  d["active"] = s.active;
+  d["reason"] = s.reason;
+  d["since_s"] = s.since_s;
+  d["flaps"] = s.flaps;
+  d["resumes"] = s.resumes;
+  d["bytes"] = s.bytes;
+  d["hold_left_ms"] = s.hold_left_ms;
+  return d;
+}
+
+template <typename T>
+nb::list to_list(const std::vector<T>& items) {
+  nb::list out;
+  for (const T& item : items) out.append(to_dict(item));
+  return out;
+}
+
+void bind_engine(nb::module_& m) {
+  using Rails = std::vector<std::tuple<std::string, std::string, std::string>>;
+  const auto nogil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<Engine>(m, "Engine")
+      .def(
+          "__init__",
+          [](Engine* self, std::string job, nb::bytes token, std::string name, uint64_t incarnation, const Rails& rails,
+             const Options& options) {
+            std::vector<RailConfig> configs;
+            for (const auto& [rail, device, address] : rails) configs.push_back({rail, device, address});
+            new (self) Engine(job, text(token), std::move(name), incarnation, configs, options);
+          },
+          nb::arg("job"), nb::arg("token"), nb::arg("name"), nb::arg("incarnation"), nb::arg("rails"), nb::arg("options"))
+      .def("endpoints",
+           [](const Engine& self) {
+             std::vector<RailTuple> out;
+             for (const auto& e : self.endpoints()) out.emplace_back(e.rail, e.address, e.port);
+             return out;
+           })
+      .def("set_incarnation", &Engine::set_incarnation, nb::arg("incarnation"), nogil)
+      .def("event_fd", &Engine::event_fd)
+      .def("events",
+           [](Engine& self) {
+             std::vector<Event> events;
+             {
+               nb::gil_scoped_release release;
+               events = self.events();
+             }
+             return to_list(events);
+           })
+      .def(
+          "prepare",
+          [](Engine& self, nb::bytes epoch, const nb::list& members, int me) {
+            std::vector<Member> list = members_of(members);
+            const std::string key = text(epoch);
+            nb::gil_scoped_release release;
+            self.prepare(key, std::move(list), me);
+          },
+          nb::arg("epoch"), nb::arg("members"), nb::arg("me"))
+      .def(
+          "activate",
+          [](Engine& self, nb::bytes epoch) {
+            const std::string key = text(epoch);
+            nb::gil_scoped_release release;
+            self.activate(key);
+          },
+          nb::arg("epoch"))
+      .def(
+          "discard",
+          [](Engine& self, nb::bytes epoch) {
+            const std::string key = text(epoch);
+            nb::gil_scoped_release release;
+            self.discard(key);
+          },
+          nb::arg("epoch"))
+      .def(
+          "submit",
+          [](Engine& self, nb::bytes epoch, uint64_t step, uint32_t bucket, uint64_t src, uint64_t dst, uint64_t count, int dtype) {
+            const std::string key = text(epoch);
+            const DType d = dtype_of(dtype);
+            const void* from = memory(src, count);
+            void* to = const_cast<void*>(memory(dst, count));
+            if (count > (uint64_t{1} << 48)) throw nb::value_error("count is too large");
+            const uint64_t bytes = count * element_bytes(d);
+            if (src < dst + bytes && dst < src + bytes) throw nb::value_error("src and dst overlap");
+            nb::gil_scoped_release release;
+            self.submit(key, step, bucket, from, to, count, d);
+          },
+          nb::arg("epoch"), nb::arg("step"), nb::arg("bucket"), nb::arg("src"), nb::arg("dst"), nb::arg("count"),
+          nb::arg("dtype"))
+      .def("abort", &Engine::abort, nogil)
+      .def("links",
+           [](Engine& self) {
+             std::vector<LinkStat> links;
+             {
+               nb::gil_scoped_release release;
+               links = self.links();
+             }
+             return to_list(links);
+           })
+      .def("close", &Engine::close, nogil);
+}
+
+// The pure parts, for tests and diagrams.
+void bind_pure(nb::module_& m) {
+  m.def("rail_table", [] {
+    std::vector<std::tuple<std::string, std::string, std::string>> rows;
+    for (const RailRow& r : rail_table()) rows.emplace_back(name(r.from), name(r.event), name(r.to));
+    return rows;
+  });
+  m.def(
+      "check_frame",
+      [](nb::bytes header) -> std::string {
+        if (header.size() != FrameHeader::kSize) return "a frame header has 64 bytes";
+        const char* error = FrameHeader().parse(reinterpret_cast<const unsigned char*>(header.c_str()));
+        return error == nullptr ? "" : error;
+      },
+      nb::arg("header"));
+  m.def(
+      "hmac_sha256",
+      [](nb::bytes key, nb::bytes data) {
+        const Hash h = hmac_sha256(text(key), text(data));
+        return nb::bytes(reinterpret_cast<const char*>(h.data()), h.size());
+      },
+      nb::arg("key"), nb::arg("data"));
+  m.def(
+      "sum_into",
+      [](uint64_t into, uint64_t add, uint64_t count, int dtype) {
+        sum_into(const_cast<void*>(memory(into, count)), memory(add, count), count, dtype_of(dtype));
+      },
+      nb::arg("into"), nb::arg("add"), nb::arg("count"), nb::arg("dtype"));
+  const auto rail_arg = nb::arg("rail");
+  const auto now = nb::arg("now_ms");
+  const auto check = [](const LinkHealth& self, int rail) {
+    if (rail < 0 || rail >= self.rails()) throw nb::index_error("no such rail");
+  };
+  nb::class_<LinkHealth>(m, "LinkHealth")
+      .def(
+          "__init__",
+          [](LinkHealth* self, int rails, const Options& options, double now_ms) {
+            if (rails < 1 || rails > 64) throw nb::value_error("a link has 1 to 64 rails");
+            new (self) LinkHealth(rails, options, now_ms);
+          },
+          nb::arg("rails"), nb::arg("options"), now)
+      .def("connected", [check](LinkHealth& s, int rail, double t) { check(s, rail), s.connected(rail, t); }, rail_arg, now)
+      .def("connect_failed", [check](LinkHealth& s, int rail, const std::string& reason, double t) { check(s, rail), s.connect_failed(rail, reason, t); },
+           rail_arg, nb::arg("reason"), now)
+      .def("closed", [check](LinkHealth& s, int rail, const std::string& reason, double t) { check(s, rail), s.closed(rail, reason, t); },
+           rail_arg, nb::arg("reason"), now)
+      .def("carrier", [check](LinkHealth& s, int rail, bool up, const std::string& reason, double t) { check(s, rail), s.carrier(rail, up, reason, t); },
+           rail_arg, nb::arg("up"), nb::arg("reason"), now)
+      .def("heard", [check](LinkHealth& s, int rail, double t) { check(s, rail), s.heard(rail, t); }, rail_arg, now)
+      .def("echo", [check](LinkHealth& s, int rail, double t) { check(s, rail), s.echo(rail, t); }, rail_arg, now)
+      .def("notice", [check](LinkHealth& s, int rail, const std::string& reason, double t) { check(s, rail), s.notice(rail, reason, t); },
+           rail_arg, nb::arg("reason"), now)
+      .def("tick", &LinkHealth::tick, now)
+      .def("take_changes",
+           [](LinkHealth& self) {
+             std::vector<std::tuple<int, std::string, std::string, std::string>> out;
+             for (const RailChange& c : self.take_changes()) out.emplace_back(c.rail, name(c.event), name(c.to), c.reason);
+             return out;
+           })
+      .def("state", [check](const LinkHealth& s, int rail) { return check(s, rail), std::string(name(s.rail(rail).state)); }, rail_arg)
+      .def("reason", [check](const LinkHealth& s, int rail) { return check(s, rail), s.rail(rail).reason; }, rail_arg)
+      .def("flaps", [check](const LinkHealth& s, int rail) { return check(s, rail), s.rail(rail).flaps; }, rail_arg)
+      .def("hold_until_ms", [check](const LinkHealth& s, int rail) { return check(s, rail), s.rail(rail).hold_until_ms; }, rail_arg)
+      .def("may_connect", [check](const LinkHealth& s, int rail, double t) { return check(s, rail), s.may_connect(rail, t); }, rail_arg, now)
+      .def("connecting", [check](LinkHealth& s, int rail, double t) { check(s, rail), s.connecting(rail, t); }, rail_arg, now)
+      .def("preferred", &LinkHealth::preferred)
+      .def("unreachable", &LinkHealth::unreachable, now);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const std::system_error& e) {
+      // OSError chooses its subclass (PermissionError, ...) by the number.
+      nb::object error = nb::borrow(PyExc_OSError)(e.code().value(), e.what());
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    }
+  });
   m.attr("ABI") = 1;
   nb::dict dtypes;
   dtypes["float32"] = 0;
@@ -92,4 +336,6 @@ NB_MODULE(_core, m) {
           },
           nb::arg("host"), nb::arg("port"), nb::arg("cookie"), nb::arg("interval_ms"))
       .def("stop", &Heartbeat::stop, nb::call_guard<nb::gil_scoped_release>());
+  bind_engine(m);
+  bind_pure(m);
 }

@@ -1,0 +1,218 @@
+// See engine.h.
+#include "engine.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <system_error>
+
+namespace ftar {
+
+namespace {
+constexpr size_t kMaxParked = 64;
+constexpr size_t kMaxOver = 256;
+constexpr size_t kMaxPrepared = 16;
+constexpr size_t kMaxEvents = 1u << 17;
+constexpr double kIdleMs = 1000;
+
+const Options& checked(const Options& options) {
+  if (const std::string problem = options.problem(); !problem.empty()) throw std::invalid_argument(problem);
+  return options;
+}
+
+void check_epoch(const std::string& epoch) {
+  if (epoch.size() != 16) {
+    throw std::invalid_argument("an epoch's key has 16 bytes, not " + std::to_string(epoch.size()));
+  }
+}
+}  // namespace
+
+Engine::Engine(const std::string& job, const std::string& token, std::string name, uint64_t incarnation,
+               const std::vector<RailConfig>& rails, const Options& options)
+    : name_(std::move(name)), incarnation_(incarnation), transport_(link_key(token, job), checked(options), rails) {
+  if (token.empty()) throw std::invalid_argument("the job token is empty");
+  if (name_.empty() || name_.size() > 127) throw std::invalid_argument("the name must have 1 to 127 characters");
+  event_fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (event_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  for (const RailConfig& r : rails) polls_carrier_ = polls_carrier_ || !r.device.empty();
+  transport_.poll_carriers();
+  transport_.start([this](Conn& conn) { on_proven(conn); }, [this](double now) { return on_tick(now); });
+}
+
+Engine::~Engine() {
+  close();
+  if (event_fd_ >= 0) ::close(event_fd_);
+}
+
+void Engine::check_open() const {
+  if (closed_) throw std::invalid_argument("the engine is closed");
+}
+
+std::vector<Member::Endpoint> Engine::endpoints() const {
+  std::vector<Member::Endpoint> out;
+  for (const RailPort& p : transport_.ports()) out.push_back({p.config.name, p.address.host(), p.address.port()});
+  return out;
+}
+
+void Engine::set_incarnation(uint64_t incarnation) {
+  std::lock_guard lock(transport_.mutex());
+  incarnation_ = incarnation;
+}
+
+void Engine::emit(Event event) {
+  event.time_s = Transport::now_ms() / 1e3;
+  std::lock_guard lock(event_mutex_);
+  // Nobody reads: keep the latest. A session that is this far behind has lost its job anyway.
+  if (events_.size() >= kMaxEvents) events_.pop_front();
+  events_.push_back(std::move(event));
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(event_fd_, &one, sizeof one);
+}
+
+std::vector<Event> Engine::events() {
+  std::lock_guard lock(event_mutex_);
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t n = ::read(event_fd_, &count, sizeof count);
+  std::vector<Event> out(std::make_move_iterator(events_.begin()), std::make_move_iterator(events_.end()));
+  events_.clear();
+  return out;
+}
+
+void Engine::prepare(const std::string& epoch, std::vector<Member> members, int me) {
+  check_epoch(epoch);
+  std::lock_guard lock(transport_.mutex());
+  check_open();
+  if (rings_.contains(epoch)) throw std::invalid_argument("this epoch is already prepared");
+  if (rings_.size() >= kMaxPrepared) throw std::invalid_argument("16 epochs are prepared already: discard some");
+  if (me >= 0 && me < static_cast<int>(members.size())) {
+    const Member& self = members[static_cast<size_t>(me)];
+    if (self.name != name_) throw std::invalid_argument("member " + std::to_string(me) + " is " + self.name + ", but this engine is " + name_);
+    if (self.incarnation != incarnation_) {
+      throw std::invalid_argument("the epoch has incarnation " + std::to_string(self.incarnation) + " of " + name_ +
+                                  ", but this engine is incarnation " + std::to_string(incarnation_));
+    }
+  }
+  auto ring = std::make_unique<Ring>(transport_, *this, epoch, std::move(members), me);
+  Ring& r = *ring;
+  rings_[epoch] = std::move(ring);
+  std::erase(over_, epoch);
+  r.start();
+  std::vector<uint64_t> still;
+  for (const uint64_t id : parked_) {
+    Conn* c = transport_.find(id);
+    if (c == nullptr || c->stage() != Conn::Stage::parked) continue;
+    if (c->hello().epoch == epoch) {
+      r.admit(*c);
+    } else {
+      still.push_back(id);
+    }
+  }
+  parked_ = std::move(still);
+  transport_.wake();
+}
+
+void Engine::remember(const std::string& epoch) {
+  over_.push_back(epoch);
+  if (over_.size() > kMaxOver) over_.pop_front();
+}
+
+void Engine::end(const std::string& epoch, const std::string& reason) {
+  auto it = rings_.find(epoch);
+  if (it == rings_.end()) return;
+  it->second->close(reason, true);
+  rings_.erase(it);
+  remember(epoch);
+  if (active_ == epoch) active_.clear();
+}
+
+void Engine::activate(const std::string& epoch) {
+  check_epoch(epoch);
+  std::lock_guard lock(transport_.mutex());
+  check_open();
+  auto it = rings_.find(epoch);
+  if (it == rings_.end()) throw std::invalid_argument("this epoch was never prepared here, or it is over");
+  if (active_ == epoch) return;
+  if (!active_.empty()) end(active_, "went on to another epoch");
+  active_ = epoch;
+  it->second->activate();
+}
+
+void Engine::discard(const std::string& epoch) {
+  check_epoch(epoch);
+  std::lock_guard lock(transport_.mutex());
+  if (closed_) return;
+  if (rings_.contains(epoch)) {
+    end(epoch, "the epoch was discarded");
+  } else if (std::find(over_.begin(), over_.end(), epoch) == over_.end()) {
+    remember(epoch);
+  }
+}
+
+void Engine::abort() {
+  std::lock_guard lock(transport_.mutex());
+  if (!closed_ && !active_.empty()) end(std::string(active_), "aborted the epoch");
+}
+
+void Engine::submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count,
+                    DType dtype) {
+  check_epoch(epoch);
+  std::lock_guard lock(transport_.mutex());
+  check_open();
+  if (epoch != active_) return;
+  Ring& ring = *rings_.at(epoch);
+  if (const std::string problem = ring.problem(step, bucket, count, dtype); !problem.empty()) {
+    throw std::invalid_argument(problem);
+  }
+  const DefaultFloatMode mode;
+  ring.submit(step, bucket, src, dst, count, dtype);
+}
+
+std::vector<LinkStat> Engine::links() {
+  std::lock_guard lock(transport_.mutex());
+  std::vector<LinkStat> out;
+  const double now = Transport::now_ms();
+  // The active epoch first, then those being prepared.
+  for (const bool active : {true, false}) {
+    for (const auto& [epoch, ring] : rings_) {
+      if ((epoch == active_) != active) continue;
+      for (LinkStat& l : ring->links(now)) out.push_back(std::move(l));
+    }
+  }
+  return out;
+}
+
+void Engine::close() {
+  {
+    std::lock_guard lock(transport_.mutex());
+    if (closed_) return;
+    closed_ = true;
+    for (const auto& [epoch, ring] : rings_) ring->close("the process ends", false);
+    rings_.clear();
+    active_.clear();
+  }
+  transport_.stop();
+}
+
+void Engine::on_proven(Conn& conn) {
+  const Hello& hello = conn.hello();
+  if (hello.to != name_) return conn.refuse("this is " + name_ + ", not " + hello.to);
+  if (auto it = rings_.find(hello.epoch); it != rings_.end()) return it->second->admit(conn);
+  if (std::find(over_.begin(), over_.end(), hello.epoch) != over_.end()) return conn.refuse("this epoch is over here");
+  std::erase_if(parked_, [&](uint64_t id) { return transport_.find(id) == nullptr; });
+  if (parked_.size() >= kMaxParked) return conn.refuse("too many connections wait for epochs that are not known here");
+  parked_.push_back(conn.id());
+  conn.tell_parked();
+}
+
+double Engine::on_tick(double now) {
+  if (rings_.empty()) return now + kIdleMs;
+  const Options& o = transport_.options();
+  if (polls_carrier_) transport_.poll_carriers();
+  for (const auto& [epoch, ring] : rings_) ring->tick(now);
+  const int beat = std::clamp(o.heartbeat_ms / 4, 1, 10);
+  return now + std::min({beat, std::max(1, o.probe_interval_ms), polls_carrier_ ? o.carrier_poll_ms : beat});
+}
+
+}  // namespace ftar

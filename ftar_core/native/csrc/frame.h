@@ -1,0 +1,116 @@
+// Everything that travels on a rail, and the one strict parser of each.
+//
+// A data connection begins with a handshake that proves the job token both ways without sending it:
+//
+//     acceptor -> Challenge(nonce)
+//     dialler  -> Hello(epoch, names, incarnations, rail, nonce, proof of both)
+//     acceptor -> Answer(parked | welcome | refused, proof)          parked may come before one of the others
+//
+// and then carries frames: a header of 64 bytes and `length` bytes of payload. Every frame has the link's tag (a hash
+// of epoch, both names and both incarnations) and the generation, which rises with every change of rail; a frame of
+// another link or generation ends the connection. Heartbeats are datagrams of 48 bytes with the same tag and a MAC.
+// Numbers are little endian. A parser returns nullptr, or the sentence that says what is wrong; sizes are bounded before
+// anything is stored.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "crypto.h"
+
+namespace ftar {
+
+inline constexpr uint16_t kWireVersion = 1;
+
+enum class FrameType : uint8_t {
+  data = 1,       // part of message `seq`, at `offset` of `total` bytes
+  ack = 2,        // all messages below `seq` are complete at the receiver
+  change = 3,     // sender: from now on this connection carries the data, under `generation`
+  resume = 4,     // receiver: I have all messages below `seq` and `offset` bytes of that one; go on from there
+  notice = 5,     // rail `rail` is dead for me, payload says why
+  goodbye = 6,    // this link ends on purpose, payload says why; flags: kLeftEpoch
+};
+inline constexpr uint8_t kAckSoon = 1;    // data: the sender's caller waits for the acknowledgement
+inline constexpr uint8_t kPlanned = 2;    // change: nothing is in flight, the old connection stays
+inline constexpr uint8_t kLeftEpoch = 4;  // goodbye: the process lives on in another epoch
+
+struct FrameHeader {
+  static constexpr size_t kSize = 64;
+  FrameType type = FrameType::data;
+  uint8_t flags = 0;
+  uint16_t rail = 0;
+  uint32_t generation = 0;
+  uint32_t length = 0;
+  uint64_t tag = 0;
+  uint64_t seq = 0;
+  uint64_t offset = 0;
+  uint64_t total = 0;
+  // What the message is, for the receiver's user; a link only carries it.
+  uint64_t step = 0;
+  uint32_t bucket = 0;
+  uint32_t part = 0;
+
+  void write(unsigned char* out) const;
+  const char* parse(const unsigned char* in);  // nullptr or what is wrong
+};
+inline constexpr uint32_t kMaxData = 64u << 20;   // payload of one data frame
+inline constexpr uint32_t kMaxControlText = 240;  // payload of any other frame
+
+struct Challenge {
+  static constexpr size_t kSize = 24;
+  std::string nonce;  // 16 bytes
+  void write(unsigned char* out) const;
+  const char* parse(const unsigned char* in);
+};
+
+struct Hello {
+  static constexpr size_t kPrefix = 8;  // magic, version, length of the rest
+  static constexpr size_t kMaxBody = 512;
+  std::string epoch;  // 16 bytes
+  std::string nonce;  // 16 bytes
+  uint64_t from_incarnation = 0;
+  uint64_t to_incarnation = 0;
+  uint16_t udp_port = 0;
+  std::string from;
+  std::string to;
+  std::string rail;
+
+  // The whole message, with the proof that whoever wrote it knows the key and saw `challenge`.
+  std::string write(std::string_view key, const Challenge& challenge) const;
+  // The body's length of a message that begins with these kPrefix bytes; 0 and `error` if it is none.
+  static size_t body_length(const unsigned char* prefix, const char** error);
+  const char* parse(std::string_view body, std::string_view key, const Challenge& challenge);
+};
+
+enum class AnswerCode : uint8_t { welcome = 0, parked = 1, refused = 2 };
+
+struct Answer {
+  static constexpr size_t kPrefix = 40;  // magic, code, length of the reason, proof
+  AnswerCode code = AnswerCode::welcome;
+  std::string reason;
+
+  std::string write(std::string_view key, const Challenge& challenge, const Hello& hello) const;
+  static size_t reason_length(const unsigned char* prefix, const char** error);
+  const char* parse(std::string_view message, std::string_view key, const Challenge& challenge, const Hello& hello);
+};
+
+enum class BeatKind : uint8_t { ping = 1, pong = 2, goodbye = 3 };
+
+struct Beat {
+  static constexpr size_t kSize = 48;
+  BeatKind kind = BeatKind::ping;
+  uint8_t from_sender = 0;  // 1: from the link's data sender, 0: from its receiver
+  uint8_t flags = 0;
+  uint64_t tag = 0;
+  uint64_t seq = 0;
+  double time_ms = 0;  // the pinger's clock, given back in the pong
+
+  void write(unsigned char* out, std::string_view key) const;
+  const char* parse(const unsigned char* in, size_t size, std::string_view key);
+};
+
+std::string link_key(std::string_view token, std::string_view job);
+uint64_t link_tag(std::string_view key, const Hello& hello);
+
+}  // namespace ftar

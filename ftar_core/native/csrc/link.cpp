@@ -1,0 +1,293 @@
+// What both ends of a link share. See link.h; the sender is link_send.cpp, the receiver link_recv.cpp.
+#include "link.h"
+
+#include <algorithm>
+
+namespace ftar {
+
+namespace {
+Hello hello_of(const LinkName& name) {
+  Hello h;
+  h.epoch = name.epoch;
+  h.from = name.from;
+  h.to = name.to;
+  h.from_incarnation = name.from_incarnation;
+  h.to_incarnation = name.to_incarnation;
+  return h;
+}
+}  // namespace
+
+LinkEnd::LinkEnd(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, bool sender)
+    : transport_(transport),
+      owner_(owner),
+      name_(std::move(name)),
+      rails_(std::move(rails)),
+      sender_(sender),
+      tag_(link_tag(transport.key(), hello_of(name_))),
+      health_(static_cast<int>(rails_.size()), transport.options(), Transport::now_ms()),
+      conns_(rails_.size(), nullptr),
+      started_ms_(Transport::now_ms()),
+      per_rail_(rails_.size()) {
+  transport_.add_sink(tag_, sender_, this);
+}
+
+LinkEnd::~LinkEnd() { close("closed", true); }
+
+const std::string& LinkEnd::rail_name(int slot) const {
+  return transport_.ports()[static_cast<size_t>(rails_[static_cast<size_t>(slot)].local)].config.name;
+}
+
+Conn* LinkEnd::open_conn(int slot) const {
+  if (slot < 0) return nullptr;
+  Conn* c = conns_[static_cast<size_t>(slot)];
+  return c != nullptr && c->is_open() ? c : nullptr;
+}
+
+FrameHeader LinkEnd::header(FrameType type) const {
+  FrameHeader h;
+  h.type = type;
+  h.tag = tag_;
+  h.generation = generation_;
+  return h;
+}
+
+LinkRailStat LinkEnd::stat(int slot) const {
+  const auto i = static_cast<size_t>(slot);
+  LinkRailStat s{health_.rail(slot), slot == active_, per_rail_[i].bytes_before};
+  if (const Conn* c = conns_[i]) s.bytes += sender_ ? c->bytes_sent() : c->bytes_received();
+  return s;
+}
+
+void LinkEnd::drop_conn(int slot) {
+  const auto i = static_cast<size_t>(slot);
+  Conn* c = conns_[i];
+  conns_[i] = nullptr;
+  per_rail_[i].opened = false;
+  if (c == nullptr) return;
+  per_rail_[i].bytes_before += sender_ ? c->bytes_sent() : c->bytes_received();
+  c->close(false);
+}
+
+void LinkEnd::flush_all() {
+  for (size_t i = 0; i < conns_.size() && !closed_; ++i) {
+    if (Conn* c = open_conn(static_cast<int>(i))) c->flush();
+  }
+}
+
+void LinkEnd::close(const std::string& reason, bool left_epoch) {
+  if (closed_) return;
+  closed_ = true;
+  active_ = -1;
+  transport_.remove_sink(tag_, sender_);
+  FrameHeader bye = header(FrameType::goodbye);
+  bye.flags = left_epoch ? kLeftEpoch : 0;
+  for (size_t i = 0; i < conns_.size(); ++i) {
+    Conn* c = conns_[i];
+    conns_[i] = nullptr;
+    if (c == nullptr) continue;
+    per_rail_[i].bytes_before += sender_ ? c->bytes_sent() : c->bytes_received();
+    if (c->is_open()) {
+      c->send_control(bye, reason);
+      // A goodbye cannot go into the middle of a data frame; the datagram says it there.
+      Beat beat;
+      beat.kind = BeatKind::goodbye;
+      beat.from_sender = sender_ ? 1 : 0;
+      beat.flags = bye.flags;
+      beat.tag = tag_;
+      if (rails_[i].remote.length > 0) transport_.send_beat(rails_[i].local, rails_[i].remote, beat);
+    }
+    c->close(c->is_open() && !c->sending_frame());
+  }
+}
+
+void LinkEnd::over(const std::string& reason, bool left_epoch) {
+  if (closed_) return;
+  closed_ = true;
+  active_ = -1;
+  transport_.remove_sink(tag_, sender_);
+  for (size_t i = 0; i < conns_.size(); ++i) drop_conn(static_cast<int>(i));
+  owner_.link_over(*this, reason, left_epoch);
+}
+
+void LinkEnd::attached(Conn& conn, double now) {
+  const auto i = static_cast<size_t>(conn.slot());
+  PerRail& r = per_rail_[i];
+  r.opened = true;
+  r.closed_by_peer = false;
+  r.first_ping = pings_ + 1;
+  r.next_ping_ms = 0;
+  gone_at_ms_ = -1;
+  health_.connected(conn.slot(), now);
+  ping(conn.slot(), now);
+  settle(now);
+  check_ready(now);
+}
+
+void LinkEnd::conn_open(Conn& conn) { attached(conn, Transport::now_ms()); }
+
+void LinkEnd::conn_heard(Conn& conn) {
+  if (conn.is_open()) health_.heard(conn.slot(), Transport::now_ms());
+}
+
+void LinkEnd::conn_closed(Conn& conn, const std::string& reason, bool by_peer) {
+  const auto i = static_cast<size_t>(conn.slot());
+  if (closed_ || conns_[i] != &conn) return;
+  const double now = Transport::now_ms();
+  PerRail& r = per_rail_[i];
+  const bool was_open = r.opened;
+  const double silent = health_.silent_ms(now);
+  drop_conn(conn.slot());
+  r.closed_by_peer = by_peer && (was_open || first_up_ms_ >= 0);
+  if (was_open) {
+    health_.closed(conn.slot(), reason, now);
+  } else {
+    health_.connect_failed(conn.slot(), reason, now);
+  }
+  // The peer's process has ended if its kernel closed every connection. A moment's patience for a goodbye that came by
+  // datagram; more of it if the peer was silent before, since what closes then may be left over from a dead network.
+  const bool any_open = std::any_of(conns_.begin(), conns_.end(), [](const Conn* c) { return c != nullptr && c->is_open(); });
+  if (!any_open && r.closed_by_peer && gone_at_ms_ < 0) {
+    gone_at_ms_ = now + (silent <= 2.0 * transport_.options().heartbeat_ms ? 3 : 500);
+    gone_reason_ = reason;
+    transport_.wake();
+  }
+  settle(now);
+}
+
+void LinkEnd::settle(double now) {
+  if (settling_ || closed_) return;
+  settling_ = true;
+  bool news = false;
+  for (;;) {
+    const std::vector<RailChange> changes = health_.take_changes();
+    if (changes.empty()) break;
+    news = true;
+    for (const RailChange& change : changes) {
+      if (change.to == RailState::down) {
+        drop_conn(change.rail);
+        if (change.event != RailEvent::peer_notice) {
+          FrameHeader notice = header(FrameType::notice);
+          notice.rail = static_cast<uint16_t>(change.rail);
+          for (size_t i = 0; i < conns_.size(); ++i) {
+            if (Conn* c = open_conn(static_cast<int>(i))) c->send_control(notice, change.reason);
+          }
+        }
+      }
+      owner_.link_rail(*this, change);
+      if (closed_) return;
+    }
+  }
+  settling_ = false;
+  if (news) rails_changed(now);
+}
+
+const char* LinkEnd::control(Conn& conn, const FrameHeader& h, std::string_view text) {
+  if (h.tag != tag_) return "a frame of another link";
+  if (h.type == FrameType::goodbye) {
+    over("said goodbye: " + std::string(text), (h.flags & kLeftEpoch) != 0);
+    return nullptr;
+  }
+  if (h.type == FrameType::notice) {
+    if (h.rail >= rails_.size()) return "a notice about a rail that does not exist";
+    if (h.rail == conn.slot()) return "a notice about the rail it came on";
+    const double now = Transport::now_ms();
+    health_.notice(h.rail, std::string(text), now);
+    settle(now);
+    return nullptr;
+  }
+  return own_control(conn, h);
+}
+
+void LinkEnd::ping(int slot, double now) {
+  const auto i = static_cast<size_t>(slot);
+  if (rails_[i].remote.length == 0) return;
+  Beat b;
+  b.kind = BeatKind::ping;
+  b.from_sender = sender_ ? 1 : 0;
+  b.tag = tag_;
+  b.seq = ++pings_;
+  b.time_ms = now;
+  transport_.send_beat(rails_[i].local, rails_[i].remote, b);
+  const bool probing = health_.rail(slot).state == RailState::probing;
+  per_rail_[i].next_ping_ms = now + (probing ? transport_.options().probe_interval_ms : transport_.options().heartbeat_ms);
+}
+
+void LinkEnd::beat(int rail, const Address& from, const Beat& b) {
+  const auto it = std::find_if(rails_.begin(), rails_.end(), [&](const LinkRail& r) { return r.local == rail; });
+  if (closed_ || it == rails_.end()) return;
+  const int slot = static_cast<int>(it - rails_.begin());
+  const double now = Transport::now_ms();
+  if (b.kind == BeatKind::goodbye) return over("said goodbye", (b.flags & kLeftEpoch) != 0);
+  if (b.kind == BeatKind::ping) {
+    Beat pong = b;
+    pong.kind = BeatKind::pong;
+    pong.from_sender = sender_ ? 1 : 0;
+    transport_.send_beat(rail, from, pong);
+  }
+  // Only a rail with a connection can be alive: datagrams alone prove too little.
+  if (open_conn(slot) == nullptr) return;
+  if (b.kind == BeatKind::pong && b.seq >= per_rail_[static_cast<size_t>(slot)].first_ping) {
+    health_.echo(slot, now);
+    settle(now);
+  } else {
+    health_.heard(slot, now);
+  }
+}
+
+void LinkEnd::check_ready(double now) {
+  if (ready_ || closed_) return;
+  bool all = true;
+  bool any = false;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    const bool open = open_conn(static_cast<int>(i)) != nullptr;
+    all = all && open;
+    any = any || open;
+  }
+  if (any && first_up_ms_ < 0) first_up_ms_ = now;
+  // A rail that is dead from the start must not hold the job up.
+  if (all || (any && now - first_up_ms_ >= 2.0 * transport_.options().heartbeat_ms)) {
+    ready_ = true;
+    owner_.link_ready(*this);
+  }
+}
+
+void LinkEnd::check_gone(double now) {
+  if (gone_at_ms_ < 0 || now < gone_at_ms_) return;
+  for (size_t i = 0; i < conns_.size(); ++i) {
+    if (open_conn(static_cast<int>(i)) != nullptr) {
+      gone_at_ms_ = -1;
+      return;
+    }
+  }
+  over("closed all its connections (" + gone_reason_ + ")", false);
+}
+
+void LinkEnd::tick(double now) {
+  if (closed_) return;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    const RailPort& port = transport_.ports()[static_cast<size_t>(rails_[i].local)];
+    health_.carrier(static_cast<int>(i), port.carrier, port.carrier_reason, now);
+  }
+  health_.tick(now);
+  settle(now);
+  for (size_t i = 0; i < rails_.size() && !closed_; ++i) {
+    if (open_conn(static_cast<int>(i)) != nullptr && now >= per_rail_[i].next_ping_ms) ping(static_cast<int>(i), now);
+  }
+  check_ready(now);
+  check_gone(now);
+  if (closed_) return;
+  tick_more(now);
+  if (closed_) return;
+  const bool parked = std::any_of(conns_.begin(), conns_.end(), [](const Conn* c) { return c != nullptr && c->parked_by_peer(); });
+  // Parked: the peer answers, it has not heard of the epoch yet. A receiver that nobody has called yet cannot know more.
+  const bool unknown = parked || (!sender_ && first_up_ms_ < 0);
+  const std::string reason = unknown ? "" : health_.unreachable(now);
+  if (reason.empty()) {
+    unreachable_told_ = false;
+  } else if (!unreachable_told_) {
+    unreachable_told_ = true;
+    owner_.link_unreachable(*this, reason);
+  }
+}
+
+}  // namespace ftar

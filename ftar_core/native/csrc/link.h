@@ -1,0 +1,224 @@
+// A reliable, ordered, message-preserving channel to one peer over several rails.
+//
+// Data goes one way, acknowledgements come back on the same connection. All rails are connected when the link is made;
+// in this mode ("backup") the UP rail of the lowest index carries the data and the others carry heartbeats only.
+//
+// A message is complete at the sender when the receiver has all its bytes. Until then the caller's memory is the copy to
+// send again, so nothing is copied on the way out. The receiver writes straight to the destination that its user names
+// and knows how far it got: (messages complete, bytes of the next one). When a rail dies the sender opens a new
+// generation on another rail (`change`), the receiver first closes the old connection, so that no late byte can land
+// in a buffer that was handed back, then says what it has (`resume`), and the sender goes on exactly there. The return
+// to the preferred rail waits until nothing is in flight, so there is nothing to repeat.
+//
+// Either end may notice a dead rail first; it tells the other over the rails that live (`notice`), because behind a
+// switch the far end keeps its carrier.
+//
+// Users: the ring (ring.h), and whatever else needs such a channel: a sender gives messages in order, a receiver gives
+// places by what the message is. A posting-order API (isend, irecv, test) is a queue of places on top of this.
+#pragma once
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "link_health.h"
+#include "transport.h"
+
+namespace ftar {
+
+class LinkEnd;
+
+class LinkOwner {
+ public:
+  virtual ~LinkOwner() = default;
+  virtual void link_ready(LinkEnd& link) = 0;
+  virtual void link_rail(LinkEnd& link, const RailChange& change) = 0;
+  virtual void link_moved(LinkEnd& link, int slot, const std::string& reason) = 0;  // data now goes over this rail
+  virtual void link_unreachable(LinkEnd& link, const std::string& reason) = 0;
+  // The link is over and closed. left_epoch: the peer's process lives on, but without this link.
+  virtual void link_over(LinkEnd& link, const std::string& reason, bool left_epoch) = 0;
+};
+
+struct LinkRail {
+  int local = 0;        // index of the transport's rail
+  std::string name;     // the sender's name for it: what a Hello says
+  Address remote;       // TCP and UDP port of the peer; at the receiver known once the sender has connected
+};
+
+struct LinkName {
+  std::string epoch;
+  std::string from;
+  std::string to;
+  uint64_t from_incarnation = 0;
+  uint64_t to_incarnation = 0;
+};
+
+struct LinkRailStat {
+  RailVerdict verdict;
+  bool active = false;
+  uint64_t bytes = 0;
+};
+
+// What both ends share: connections by rail, health, heartbeats, the end of the peer.
+class LinkEnd : public ConnUser, public BeatSink {
+ public:
+  LinkEnd(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, bool sender);
+  ~LinkEnd() override;
+  LinkEnd(const LinkEnd&) = delete;
+  LinkEnd& operator=(const LinkEnd&) = delete;
+
+  void tick(double now_ms);
+  // Ends the link here; the peer is told why. No memory of the caller is touched afterwards.
+  void close(const std::string& reason, bool left_epoch);
+
+  bool sender() const { return sender_; }
+  bool closed() const { return closed_; }
+  bool ready() const { return ready_; }
+  const std::string& peer() const { return sender_ ? name_.to : name_.from; }
+  const std::vector<LinkRail>& rails() const { return rails_; }
+  int active() const { return active_; }
+  int resumes() const { return resumes_; }
+  const std::string& rail_name(int slot) const;
+  LinkRailStat stat(int slot) const;
+
+  void conn_open(Conn& conn) override;
+  void conn_parked(Conn&) override {}
+  void conn_heard(Conn& conn) override;
+  const char* control(Conn& conn, const FrameHeader& header, std::string_view text) override;
+  void conn_closed(Conn& conn, const std::string& reason, bool by_peer) override;
+  void beat(int rail, const Address& from, const Beat& beat) override;
+
+ protected:
+  virtual void rails_changed(double now_ms) = 0;  // health has news; the connections of dead rails are closed
+  virtual void tick_more(double now_ms) = 0;
+  virtual const char* own_control(Conn& conn, const FrameHeader& header) = 0;
+  Conn* open_conn(int slot) const;
+  FrameHeader header(FrameType type) const;
+  void settle(double now_ms);  // act on what health decided
+  void drop_conn(int slot);
+  void flush_all();
+  void over(const std::string& reason, bool left_epoch);
+  void attached(Conn& conn, double now_ms);
+
+  Transport& transport_;
+  LinkOwner& owner_;
+  const LinkName name_;
+  std::vector<LinkRail> rails_;
+  const bool sender_;
+  uint64_t tag_ = 0;
+  LinkHealth health_;
+  std::vector<Conn*> conns_;  // by slot: connecting or open
+  uint32_t generation_ = 0;
+  int active_ = -1;
+  int resumes_ = 0;
+  bool closed_ = false;
+  double started_ms_;
+
+ private:
+  struct PerRail {
+    bool opened = false;         // the connection in conns_ finished its handshake
+    bool closed_by_peer = false; // how the last one ended
+    uint64_t first_ping = 0;     // pings from here on belong to the present connection
+    double next_ping_ms = 0;
+    uint64_t bytes_before = 0;
+  };
+  void ping(int slot, double now_ms);
+  void check_ready(double now_ms);
+  void check_gone(double now_ms);
+
+  std::vector<PerRail> per_rail_;
+  uint64_t pings_ = 0;
+  bool ready_ = false;
+  bool settling_ = false;
+  double first_up_ms_ = -1;
+  double gone_at_ms_ = -1;
+  std::string gone_reason_;
+  bool unreachable_told_ = false;
+};
+
+// A message on its way: its bytes stay the caller's. `keep`, if set, lives until the message is complete or dropped.
+struct OutMessage {
+  const std::byte* data = nullptr;
+  uint64_t bytes = 0;
+  uint64_t step = 0;
+  uint32_t bucket = 0;
+  uint32_t part = 0;
+  bool ack_soon = true;
+  std::shared_ptr<void> keep;
+};
+
+class SendLink final : public LinkEnd {
+ public:
+  using Complete = std::function<void(const OutMessage&)>;  // the receiver has all of it
+  SendLink(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, Complete complete);
+
+  void send(OutMessage message);  // in order; pump() to get it going
+  void pump(bool now);            // now: in this thread
+
+  void data_arrived(Conn&, size_t) override {}
+  void data_complete(Conn&, const FrameHeader&) override {}
+  Placement data_begins(Conn& conn, const FrameHeader& header) override;
+  void batch_done(Conn& conn) override;
+  bool next_frame(Conn& conn, FrameHeader* header, const std::byte** payload) override;
+
+ private:
+  void rails_changed(double now_ms) override;
+  void tick_more(double now_ms) override;
+  const char* own_control(Conn& conn, const FrameHeader& header) override;
+  const char* resume(const FrameHeader& header);
+  void acknowledged(uint64_t seq);
+  void change_to(int slot, bool planned, const std::string& reason);
+  void maybe_return();
+  void check_stalled(double now_ms);
+  bool started() const { return next_seq_ != base_seq_ || next_offset_ != 0; }
+
+  Complete complete_;
+  std::deque<OutMessage> messages_;  // the front one is base_seq_
+  uint64_t base_seq_ = 0;            // all before are complete
+  uint64_t next_seq_ = 0;            // the next frame: this message
+  uint64_t next_offset_ = 0;         // from this byte
+  uint64_t in_flight_ = 0;           // bytes of messages begun and not complete
+  bool streaming_ = false;           // the receiver answered with `resume`
+  bool returning_ = false;           // finish what is in flight, then go back to a better rail
+  double next_stall_check_ms_ = 0;
+};
+
+class RecvSink {
+ public:
+  virtual ~RecvSink() = default;
+  virtual Placement place(const FrameHeader& message) = 0;  // where message.total bytes go
+  virtual void received(const FrameHeader& message) = 0;
+};
+
+class RecvLink final : public LinkEnd {
+ public:
+  RecvLink(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, RecvSink& sink);
+
+  int slot_of(const std::string& rail) const;  // -1: no such rail
+  void attach(Conn& conn, int slot);           // an accepted connection that proved to be this link's sender
+  void places_changed(bool now);               // `place` may answer otherwise; now: read in this thread
+
+  Placement data_begins(Conn& conn, const FrameHeader& header) override;
+  void data_arrived(Conn&, size_t bytes) override { got_ += bytes; }
+  void data_complete(Conn& conn, const FrameHeader& header) override;
+  void batch_done(Conn& conn) override;
+  bool next_frame(Conn&, FrameHeader*, const std::byte**) override { return false; }
+
+ private:
+  void rails_changed(double) override { flush_all(); }
+  void tick_more(double now_ms) override;
+  const char* own_control(Conn& conn, const FrameHeader& header) override;
+  void acknowledge();
+
+  RecvSink& sink_;
+  uint64_t next_seq_ = 0;  // messages complete
+  uint64_t got_ = 0;       // bytes of the next one
+  uint64_t total_ = 0;
+  std::byte* into_ = nullptr;
+  uint64_t acked_seq_ = 0;
+  uint64_t unacked_bytes_ = 0;
+  bool ack_soon_ = false;
+};
+
+}  // namespace ftar

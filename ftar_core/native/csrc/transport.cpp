@@ -1,0 +1,294 @@
+// See transport.h.
+#include "transport.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <stdexcept>
+#include <system_error>
+
+#include "reduce.h"
+
+namespace ftar {
+
+namespace {
+constexpr uint64_t kWakeId = 0;
+constexpr uint64_t kListenerId = 1u << 8;  // + rail
+constexpr uint64_t kUdpId = 1u << 9;       // + rail
+constexpr size_t kMaxRails = 64;
+constexpr size_t kMaxStrangers = 256;
+constexpr double kExpireEveryMs = 20;
+constexpr double kIdleTickMs = 1000;
+}  // namespace
+
+double Transport::now_ms() {
+  timespec t{};
+  ::clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
+}
+
+Transport::Transport(std::string key, const Options& options, const std::vector<RailConfig>& rails)
+    : key_(std::move(key)), options_(options) {
+  if (rails.empty()) throw std::invalid_argument("no rail given");
+  if (rails.size() > kMaxRails) throw std::invalid_argument("more than 64 rails");
+  try {
+    for (const RailConfig& r : rails) {
+      if (r.name.empty() || r.name.size() > 63) throw std::invalid_argument("a rail's name must have 1 to 63 characters");
+      for (const RailPort& p : ports_) {
+        if (p.config.name == r.name) throw std::invalid_argument("two rails are called " + r.name);
+      }
+      RailPort port{r, parse_address(r.address, 0, r.device), {}, true, ""};
+      port.sockets = open_rail(port.address, r.device, r.name);
+      port.address.set_port(port.sockets.port);
+      ports_.push_back(port);
+    }
+    epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+    wake_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (epoll_ < 0 || wake_ < 0) throw std::system_error(errno, std::generic_category(), "epoll");
+    watch(wake_, kWakeId, EPOLLIN, true);
+    for (size_t i = 0; i < ports_.size(); ++i) {
+      watch(ports_[i].sockets.listener, kListenerId + i, EPOLLIN, true);
+      watch(ports_[i].sockets.udp, kUdpId + i, EPOLLIN, true);
+    }
+  } catch (...) {
+    close_sockets();
+    throw;
+  }
+}
+
+Transport::~Transport() {
+  stop();
+  close_sockets();
+}
+
+void Transport::close_sockets() {
+  for (RailPort& p : ports_) {
+    for (int* fd : {&p.sockets.listener, &p.sockets.udp}) {
+      if (*fd >= 0) ::close(*fd);
+      *fd = -1;
+    }
+  }
+  for (int* fd : {&epoll_, &wake_}) {
+    if (*fd >= 0) ::close(*fd);
+    *fd = -1;
+  }
+}
+
+void Transport::start(std::function<void(Conn&)> on_proven, std::function<double(double)> on_tick) {
+  on_proven_ = std::move(on_proven);
+  on_tick_ = std::move(on_tick);
+  // Signals belong to Python's main thread.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::pthread_setname_np(thread_.native_handle(), "ftar-io");
+}
+
+void Transport::stop() {
+  if (thread_.joinable()) {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+      wake();
+    }
+    thread_.join();
+  }
+  std::lock_guard lock(mutex_);
+  for (auto& [id, conn] : conns_) retired_.push_back(std::move(conn));
+  conns_.clear();
+  retired_.clear();
+}
+
+void Transport::wake() {
+  next_tick_ms_ = 0;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(wake_, &one, sizeof one);
+}
+
+void Transport::soon(uint64_t id) {
+  soon_.push_back(id);
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(wake_, &one, sizeof one);
+}
+
+void Transport::watch(int fd, uint64_t id, uint32_t events, bool add) {
+  epoll_event e{};
+  e.events = events;
+  e.data.u64 = id;
+  if (::epoll_ctl(epoll_, add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &e) != 0) {
+    throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+  }
+}
+
+void Transport::run() {
+  const DefaultFloatMode mode;
+  epoll_event events[64];
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    const double wait = std::clamp(std::min(next_tick_ms_, next_expire_ms_) - now_ms(), 0.0, kIdleTickMs);
+    lock.unlock();
+    const int n = ::epoll_wait(epoll_, events, 64, static_cast<int>(std::ceil(wait)));
+    lock.lock();
+    for (int i = 0; i < n; ++i) dispatch(events[i].data.u64, events[i].events);
+    std::vector<uint64_t> soon;
+    soon.swap(soon_);
+    for (const uint64_t id : soon) {
+      if (auto it = conns_.find(id); it != conns_.end()) it->second->kick();
+    }
+    const double now = now_ms();
+    if (now >= next_expire_ms_) expire(now);
+    if (now >= next_tick_ms_) {
+      next_tick_ms_ = now + kIdleTickMs;  // before the call, which may wake() for an earlier one
+      next_tick_ms_ = std::min(next_tick_ms_, on_tick_(now));
+    }
+    retired_.clear();
+  }
+}
+
+void Transport::dispatch(uint64_t id, uint32_t events) {
+  if (id == kWakeId) {
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t n = ::read(wake_, &count, sizeof count);
+  } else if (id >= kListenerId && id < kListenerId + kMaxRails) {
+    accept_all(static_cast<int>(id - kListenerId));
+  } else if (id >= kUdpId && id < kUdpId + kMaxRails) {
+    read_beats(static_cast<int>(id - kUdpId));
+  } else if (auto it = conns_.find(id); it != conns_.end()) {
+    it->second->on_event(events);
+  }
+}
+
+void Transport::accept_all(int rail) {
+  RailPort& port = ports_[static_cast<size_t>(rail)];
+  for (int i = 0; i < 64; ++i) {
+    const int fd = ::accept4(port.sockets.listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) {
+      if ((errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) && !drop_oldest_stranger()) {
+        for (size_t r = 0; r < ports_.size(); ++r) watch(ports_[r].sockets.listener, kListenerId + r, 0, false);
+        listen_again_ms_ = now_ms() + 100;
+      }
+      return;
+    }
+    size_t strangers = 0;
+    for (const auto& [id, conn] : conns_) strangers += conn->stage() == Conn::Stage::hello ? 1 : 0;
+    if (strangers >= kMaxStrangers) drop_oldest_stranger();
+    tune(fd, options_.congestion);
+    const uint64_t id = next_id_++;
+    try {
+      auto conn = std::make_unique<Conn>(*this, fd, rail, id);
+      if (conn->stage() == Conn::Stage::closed) continue;
+      conns_[id] = std::move(conn);
+    } catch (const std::exception&) {  // no memory, no room in epoll: this one is dropped, the rest lives
+      ::close(fd);
+      continue;
+    }
+    next_expire_ms_ = std::min(next_expire_ms_, now_ms() + kExpireEveryMs);
+  }
+}
+
+bool Transport::drop_oldest_stranger() {
+  Conn* oldest = nullptr;
+  for (const auto& [id, conn] : conns_) {
+    if (conn->stage() == Conn::Stage::hello && (oldest == nullptr || conn->since_ms() < oldest->since_ms())) {
+      oldest = conn.get();
+    }
+  }
+  if (oldest != nullptr) oldest->fail("too many strangers", false);
+  return oldest != nullptr;
+}
+
+void Transport::read_beats(int rail) {
+  for (int i = 0; i < 64; ++i) {
+    unsigned char bytes[Beat::kSize + 1];
+    Address from;
+    from.length = sizeof from.storage;
+    const ssize_t n = ::recvfrom(ports_[static_cast<size_t>(rail)].sockets.udp, bytes, sizeof bytes, MSG_DONTWAIT,
+                                 from.get(), &from.length);
+    if (n < 0) return;
+    // Cheapest checks first: junk costs no hash, and neither does a stranger's tag.
+    Beat beat;
+    if (static_cast<size_t>(n) != Beat::kSize || beat.parse(bytes, Beat::kSize, key_) != nullptr) continue;
+    if (auto it = sinks_.find({beat.tag, beat.from_sender == 0}); it != sinks_.end()) it->second->beat(rail, from, beat);
+  }
+}
+
+void Transport::expire(double now) {
+  next_expire_ms_ = now + kExpireEveryMs;
+  if (listen_again_ms_ > 0 && now >= listen_again_ms_) {
+    listen_again_ms_ = 0;
+    for (size_t r = 0; r < ports_.size(); ++r) watch(ports_[r].sockets.listener, kListenerId + r, EPOLLIN, false);
+  }
+  std::vector<uint64_t> late;
+  bool waiting = listen_again_ms_ > 0;
+  for (const auto& [id, conn] : conns_) {
+    if (conn->is_open() || conn->stage() == Conn::Stage::closed) continue;
+    waiting = true;
+    if (now >= conn->deadline_ms()) late.push_back(id);
+  }
+  for (const uint64_t id : late) {
+    auto it = conns_.find(id);
+    if (it == conns_.end()) continue;
+    it->second->fail(it->second->stage() == Conn::Stage::connecting ? "no answer to the connection attempt"
+                                                                   : "the handshake did not finish in time",
+                     false);
+  }
+  if (!waiting) next_expire_ms_ = now + kIdleTickMs;
+}
+
+Conn* Transport::dial(int rail, const Address& to, Hello hello, ConnUser* user, int slot, std::string* error) {
+  const RailPort& port = ports_[static_cast<size_t>(rail)];
+  try {
+    const Address from = current_address(port.address, port.config.device);
+    const int fd = ::ftar::dial(from, to, port.config.device, options_.congestion);
+    const uint64_t id = next_id_++;
+    try {
+      conns_[id] = std::make_unique<Conn>(*this, fd, rail, id, std::move(hello), user, slot);
+    } catch (...) {
+      ::close(fd);
+      throw;
+    }
+    next_expire_ms_ = std::min(next_expire_ms_, now_ms() + kExpireEveryMs);
+    return conns_[id].get();
+  } catch (const std::exception& e) {
+    *error = e.what();
+    return nullptr;
+  }
+}
+
+Conn* Transport::find(uint64_t id) const {
+  auto it = conns_.find(id);
+  return it == conns_.end() ? nullptr : it->second.get();
+}
+
+void Transport::poll_carriers() {
+  for (RailPort& p : ports_) p.carrier = carriers_.carrier(p.config.device, &p.carrier_reason);
+}
+
+void Transport::send_beat(int rail, const Address& to, const Beat& beat) {
+  unsigned char bytes[Beat::kSize];
+  beat.write(bytes, key_);
+  // A rail that cannot send now says so by its silence.
+  ::sendto(ports_[static_cast<size_t>(rail)].sockets.udp, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT, to.get(),
+           to.length);
+}
+
+void Transport::retire(uint64_t id) {
+  auto it = conns_.find(id);
+  if (it == conns_.end()) return;
+  retired_.push_back(std::move(it->second));
+  conns_.erase(it);
+}
+
+void Transport::proven(Conn& conn) { on_proven_(conn); }
+
+}  // namespace ftar

@@ -1,0 +1,133 @@
+// The shell around links: one I/O thread, the rails' sockets, connections, heartbeats' datagrams, time.
+//
+// Everything below it (connections, links, rings) runs under one lock, either on the I/O thread or in a caller's thread:
+// a caller that holds the lock knows that nobody touches a buffer. The lock is fair, since the I/O thread takes it
+// again and again while data flows and an abort must not wait for a lull.
+//
+// Strangers: a connection that has not proved the token is closed after handshake_ms, at most kMaxStrangers of them are
+// kept (the oldest goes first), and nothing is allocated for them but the connection. Connections of epochs that nobody
+// here has heard of yet are parked by the user of this class, within its bounds.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "frame.h"
+#include "netio.h"
+#include "options.h"
+#include "rail.h"
+
+namespace ftar {
+
+class FairMutex {
+ public:
+  void lock() {
+    next_.lock();
+    data_.lock();
+    next_.unlock();
+  }
+  void unlock() { data_.unlock(); }
+
+ private:
+  std::mutex next_;
+  std::mutex data_;
+};
+
+struct RailConfig {
+  std::string name;
+  std::string device;
+  std::string address;
+};
+
+struct RailPort {
+  RailConfig config;
+  Address address;
+  Sockets sockets;
+  bool carrier = true;
+  std::string carrier_reason;
+};
+
+class BeatSink {
+ public:
+  virtual ~BeatSink() = default;
+  virtual void beat(int rail, const Address& from, const Beat& beat) = 0;
+};
+
+class Transport {
+ public:
+  // Opens the rails; throws std::invalid_argument or std::system_error.
+  Transport(std::string key, const Options& options, const std::vector<RailConfig>& rails);
+  ~Transport();
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  // on_proven: an accepted connection proved the token; admit, park or refuse it.
+  // on_tick: called at least at the time it returned last (and whenever something woke the thread).
+  void start(std::function<void(Conn&)> on_proven, std::function<double(double now_ms)> on_tick);
+  void stop();  // joins the I/O thread and closes everything; without the lock held
+
+  FairMutex& mutex() { return mutex_; }
+  static double now_ms();
+  const Options& options() const { return options_; }
+  const std::string& key() const { return key_; }
+  const std::vector<RailPort>& ports() const { return ports_; }
+
+  // All of the following with the lock held.
+  Conn* dial(int rail, const Address& to, Hello hello, ConnUser* user, int slot, std::string* error);
+  Conn* find(uint64_t id) const;  // nullptr: closed
+  void poll_carriers();
+  void add_sink(uint64_t tag, bool sender, BeatSink* sink) { sinks_[{tag, sender}] = sink; }
+  void remove_sink(uint64_t tag, bool sender) { sinks_.erase({tag, sender}); }
+  void send_beat(int rail, const Address& to, const Beat& beat);
+  void wake();  // run on_tick soon
+
+  // For connections.
+  void watch(int fd, uint64_t id, uint32_t events, bool add);
+  void retire(uint64_t id);  // keeps the object until the current events are done
+  void soon(uint64_t id);    // kick() on the I/O thread
+  void proven(Conn& conn);
+
+ private:
+  struct SinkKey {
+    uint64_t tag;
+    bool sender;
+    bool operator==(const SinkKey&) const = default;
+  };
+  struct SinkHash {
+    size_t operator()(const SinkKey& k) const { return static_cast<size_t>(k.tag * 2 + (k.sender ? 1 : 0)); }
+  };
+  void run();
+  void dispatch(uint64_t id, uint32_t events);
+  void accept_all(int rail);
+  void read_beats(int rail);
+  void expire(double now_ms);
+  bool drop_oldest_stranger();
+  void close_sockets();
+
+  std::string key_;
+  Options options_;
+  std::vector<RailPort> ports_;
+  CarrierReader carriers_;
+  int epoll_ = -1;
+  int wake_ = -1;
+  FairMutex mutex_;
+  std::function<void(Conn&)> on_proven_;
+  std::function<double(double)> on_tick_;
+  std::unordered_map<uint64_t, std::unique_ptr<Conn>> conns_;
+  std::vector<std::unique_ptr<Conn>> retired_;
+  std::vector<uint64_t> soon_;
+  std::unordered_map<SinkKey, BeatSink*, SinkHash> sinks_;
+  uint64_t next_id_ = 1u << 16;  // smaller numbers are the sockets of rails
+  double next_tick_ms_ = 0;
+  double next_expire_ms_ = 0;
+  double listen_again_ms_ = 0;  // out of file descriptors: accept again then
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ftar
