@@ -14,6 +14,8 @@ from ftctl.lab.paths import LONGEST_SOCKET_PATH, LabPaths, make_private, write_p
 
 COORDINATOR = "coordinator"
 TRAINING_MODULE = "ftar_core.training.example"
+# What a replica would import when it starts: torch, and what the first optimizer pulls in (2 s of a core).
+PRELOAD = ("torch", "torch._dynamo", TRAINING_MODULE)
 # A coordinator that ends with 0 has ended the job, with 1 it cannot go on, with 2 its settings are wrong.
 COORDINATOR_FINAL = (0, 1, 2)
 AGENT_FINAL = (2,)
@@ -88,7 +90,7 @@ def agent_config(paths: LabPaths, manifest: Manifest, node: Node, credentials: C
             "token_file": str(credentials.job_operator),
         },
         "supervision": {
-            "preload": ["torch", TRAINING_MODULE],
+            "preload": list(PRELOAD),
             "replicas": [
                 {
                     "replica": node.replica,

@@ -1,6 +1,6 @@
 """Reads the journals of the replicas: JSON lines, one file a replica, appended over all its lives.
 
-The format is the training side's (ARCHITECTURE.md, "Journal"); a newer one may say more, so unknown keys are ignored. A
+The format is the training side's (ftar_core.training.journal); a newer one may say more, so unknown keys are ignored. A
 killed process leaves at most one torn line, which is skipped, and counted so that a report can say so.
 """
 

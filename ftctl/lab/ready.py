@@ -75,11 +75,10 @@ def _raise_if_hopeless(lab: Lab, snapshot: Snapshot) -> None:
         if (child.state == "ended" and child.exit_code != 0) or child.restarts >= HOPELESS_RESTARTS:
             raise _dead_process(lab, child)
     for process in _processes(snapshot):
-        if process.state == "failed":
-            why = process.reason or f"it ended with {process.exit_code}"
-            raise CliError(
-                f"replica {process.replica}", f"failed: {why}{_end_of(Path(process.log))}", "correct it and try again"
-            )
+        if process.state == "failed" or process.restarts >= HOPELESS_RESTARTS:
+            how = "failed" if process.state == "failed" else f"died {process.restarts} times"
+            why = process.reason or f"the last time with exit code {process.exit_code}"
+            raise CliError(f"replica {process.replica}", f"{how}: {why}{_end_of(Path(process.log))}", "ftctl doctor")
 
 
 def _dead_process(lab: Lab, child: ChildState) -> CliError:
