@@ -317,8 +317,8 @@ class OpReply(Message, frozen=True):
 
 
 class ReplicaView(Part, frozen=True):
-    """state: as `protocol.membership.State`: starting, suspect, hung, fetching, replaying, spare, contributing, draining,
-    drained, evicted, blocked, unreachable."""
+    """state: starting, suspect, hung, fetching, replaying, spare, contributing, draining, drained, evicted, blocked or
+    unreachable (protocol.membership.State)."""
 
     name: str
     state: str
