@@ -115,7 +115,7 @@ class _Loaded(NamedTuple):
     tree: Any
 
     def relative(self, path: Path) -> Path:
-        return self.path.parent / path.expanduser()
+        return (self.path.parent / path.expanduser()).resolve()
 
     def problem(self, reason: str, *where: str | int) -> UsageProblem:
         return UsageProblem(f"{self.path}:{_line(self.tree, where)}", reason)

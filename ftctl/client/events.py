@@ -17,7 +17,7 @@ from ftctl.errors import CliError
 
 PAGE = 1000
 MAX_PAGES = 100  # of one source; an agent keeps fewer events than this
-LONG_POLL_S = 20.0  # agents allow 30
+LONG_POLL_S = 10.0  # agents allow 30; it bounds how late a restart between two polls is noticed
 COORDINATOR_POLL_S = 0.5
 RETRY_S = 1.0
 MAX_REMEMBERED = 100_000
@@ -103,22 +103,26 @@ async def follow(
             if event.time >= since and seen.first_time(event):
                 emit(event)
 
-    async def pump(name: str, ask: Callable[[int], Awaitable[EventsAnswer]], pause_s: float) -> None:
-        after, boot, silent = 0, "", False
+    async def pump(name: str, ask: Callable[[int, float], Awaitable[EventsAnswer]], pause_s: float) -> None:
+        after, boot, silent, wait_s = 0, "", False, LONG_POLL_S
         while True:
+            asked = agents.world.monotonic()
             try:
-                answer = await ask(after)
+                answer = await ask(after, wait_s)
             except CliError as error:
                 if not silent:
                     agents.world.say(f"{name}: {error.reason} (trying again)")
-                silent = True
+                # It may come back with its numbers begun again: that must be seen at once, not after a long poll.
+                silent, wait_s = True, 0.0
                 await agents.world.sleep(RETRY_S)
                 continue
             if silent:
                 agents.world.say(f"{name}: back")
-                silent = False
+            # An empty answer before its time comes from an agent that is being stopped.
+            early = not answer.events and agents.world.monotonic() - asked < wait_s * 0.9
+            silent, wait_s = False, 0.0 if early else LONG_POLL_S
             if boot and answer.boot != boot:
-                boot, after = answer.boot, 0
+                boot, after, wait_s = answer.boot, 0, 0.0
                 continue  # numbering began again: from the start of the new life
             boot = answer.boot
             take(answer.events)
@@ -128,12 +132,12 @@ async def follow(
 
     async def of_agent(node: str) -> None:
         client = await agents.client(node)
-        await pump(f"agent of {node}", lambda after: client.events(after, limit=PAGE, wait_s=LONG_POLL_S), 0.0)
+        await pump(f"agent of {node}", lambda after, wait_s: client.events(after, limit=PAGE, wait_s=wait_s), 0.0)
 
     async def of_job() -> None:
         await pump(
             "coordinator",
-            lambda after: agents.any_agent(lambda client: client.job_events(after)),
+            lambda after, _wait_s: agents.any_agent(lambda client: client.job_events(after)),
             COORDINATOR_POLL_S,
         )
 

@@ -1,11 +1,13 @@
-"""Agents for tests of ftctl: real HTTP on real Unix sockets, answers made of the published contract, states set by hand.
+"""Agents for tests of ftctl: real HTTP on real Unix sockets, answers of the published contract, states set by hand.
 
 Each FakeAgent can also misbehave as agents do in life: hang, close the connection without an answer, send junk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import socketserver
 import threading
 import time
@@ -120,6 +122,8 @@ class FakeAgent:
         self.before_inject_answer: Callable[[], None] = lambda: None
         self.revert_state = m.FaultState.REVERTED
         self._server: socketserver.BaseServer | None = None
+        self._connections: set[socket.socket] = set()
+        self._down = threading.Event()
 
     # --- serving -----------------------------------------------------------------------------------------------------
 
@@ -148,16 +152,29 @@ class FakeAgent:
             def handle_error(self, *args: Any) -> None:
                 pass
 
+            def process_request(self, request: Any, client_address: Any) -> None:
+                agent._connections.add(request)
+                super().process_request(request, client_address)
+
+            def shutdown_request(self, request: Any) -> None:
+                agent._connections.discard(request)
+                super().shutdown_request(request)
+
+        self._down = threading.Event()
         self.path.unlink(missing_ok=True)
         self._server = Server(str(self.path), Handler)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def stop(self) -> None:
-        """As a killed agent: the socket file stays, nobody listens."""
+        """As a killed agent: the socket file stays, nobody listens, and what was connected is cut off."""
         if self._server is not None:
+            self._down.set()
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+            for connection in list(self._connections):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _handle(self, http: BaseHTTPRequestHandler, method: str) -> None:
         length = int(http.headers.get("content-length") or 0)
@@ -165,7 +182,7 @@ class FakeAgent:
         path = urlsplit(http.path)
         self.requests.append((method, path.path))
         if self.mode == "hang":
-            self.cluster.stopping.wait(30)
+            self._down.wait(30)
             http.close_connection = True
             return
         if self.mode == "close":
@@ -285,7 +302,7 @@ class FakeAgent:
         until = time.monotonic() + min(wait_s, 30)
         while True:
             found = [e for e in self.events if e.seq > after]
-            if found or time.monotonic() >= until or self.cluster.stopping.wait(0.02):
+            if found or time.monotonic() >= until or self._down.wait(0.02):
                 return m.EventsAnswer(events=found, last=max([0, *(e.seq for e in self.events)]), boot=self.boot)
 
     def _inject(self, request: m.InjectRequest) -> m.FaultView:
@@ -355,7 +372,6 @@ class FakeCluster:
 
     def __init__(self, folder: Path, nodes: int = 3) -> None:
         self.folder = folder
-        self.stopping = threading.Event()
         self.agents = {f"node{i}": FakeAgent(self, f"node{i}", folder / f"n{i}.sock") for i in range(nodes)}
         self.job: FakeJob | None = FakeJob({f"r{i}": replica(f"r{i}", f"node{i}") for i in range(nodes)})
         token = folder / "token"
@@ -374,7 +390,6 @@ class FakeCluster:
             agent.start()
 
     def stop(self) -> None:
-        self.stopping.set()
         for agent in self.agents.values():
             agent.stop()
 

@@ -61,6 +61,11 @@ def test_following_goes_on_over_an_agent_that_restarts(cluster: FakeCluster, wor
             await asyncio.sleep(0.02)
         assert condition in heard
 
+    async def until_said(text: str) -> None:
+        deadline = time.monotonic() + 20
+        while text not in world.stderr.getvalue() and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.02)
+
     async def story() -> None:
         async with Agents(world, inventory, 3.0) as agents:
             task = asyncio.create_task(
@@ -71,6 +76,7 @@ def test_following_goes_on_over_an_agent_that_restarts(cluster: FakeCluster, wor
                 agent.events = [*agent.events, event(8, "node0", "rail.up", "node0/rail0")]
                 await until("rail.up")
                 await asyncio.to_thread(agent.stop)
+                await until_said("trying again")  # the next life begins after somebody has missed the last one
                 agent.boot, agent.events = "b2", [event(1, "node0", "agent.started", "node0")]
                 agent.start()
                 await until("agent.started")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents.api import models as m
+from ftctl.client import injection
 
 from .conftest import Run
 from .fake_agent import FakeCluster
@@ -117,7 +118,10 @@ def test_a_request_that_vanished_is_known_not_to_be_in_force(ftctl: Run, cluster
     assert "nothing was injected" in result.err
 
 
-def test_an_agent_that_dies_while_injecting_leaves_a_doubt_with_exit_code_5(ftctl: Run, cluster: FakeCluster) -> None:
+def test_an_agent_that_dies_while_injecting_leaves_a_doubt_with_exit_code_5(
+    ftctl: Run, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(injection, "LOOK_FOR_S", 0.5)
     agent = cluster["node0"]
 
     def die() -> None:

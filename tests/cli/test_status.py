@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from agents.api import models as m
+from ftctl.context import World
 
 from .conftest import Run
 from .fake_agent import FakeCluster, nic, replica
@@ -142,7 +143,7 @@ def test_a_replica_that_is_away_is_explained(ftctl: Run, cluster: FakeCluster) -
     assert "recommended: ftctl rejoin replica r1" in result.out
 
 
-def test_the_environment_chooses_the_output_and_a_flag_overrides_it(ftctl: Run, world) -> None:  # type: ignore[no-untyped-def]
+def test_the_environment_chooses_the_output_and_a_flag_overrides_it(ftctl: Run, world: World) -> None:
     world.environ = {**world.environ, "FTCTL_OUTPUT": "json"}
     assert ftctl("status").json()["schema"] == 1
     assert ftctl("status", "-o", "table").out.startswith("job main")
