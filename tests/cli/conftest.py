@@ -16,7 +16,6 @@ from ftctl.context import World
 
 from .fake_agent import FakeCluster
 
-
 # A busy machine makes a single example slow now and then; that says nothing about the code.
 settings.register_profile("ftctl", deadline=None)
 settings.load_profile("ftctl")
