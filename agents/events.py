@@ -7,6 +7,7 @@ are bounded. A full disk costs the file, not the events: those in memory go on. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -63,7 +64,7 @@ class EventLog:
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
-        print(f"ft-agent: {event.kind} {event.object}: {event.reason}", file=sys.stderr, flush=True)
+        _log(f"{event.kind} {event.object}: {event.reason}")
 
     def after(self, seq: int, limit: int) -> EventsAnswer:
         """Events with a number above `seq`, the oldest first, at most `limit`."""
@@ -101,8 +102,13 @@ class EventLog:
             self._broken = False
         except OSError as error:
             if not self._broken:
-                print(f"ft-agent: {self._path}: {error.strerror}; events go on in memory only", file=sys.stderr)
+                _log(f"{self._path}: {error.strerror}; events go on in memory only")
             self._broken = True
+
+
+def _log(line: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk under the log, or nobody who reads it, must not stop the agent
+        print(f"ft-agent: {line}", file=sys.stderr, flush=True)
 
 
 def _one_line(text: str) -> str:

@@ -37,6 +37,7 @@ def fault_view(entry: Entry, injector: Injector) -> FaultView:
         undo=injector.by_hand(entry) if entry.open else [],
         irreversible=entry.irreversible,
         params=dict(entry.params),
+        request_id=entry.request_id,
     )
 
 

@@ -11,7 +11,7 @@ CAP_NET_ADMIN = 12  # capabilities(7), linux/capability.h
 def namespace_inode() -> int:
     """Number of this thread's network namespace; 0 if the kernel does not say. Unique while the namespace lives."""
     try:
-        return os.stat("/proc/self/ns/net").st_ino
+        return os.stat("/proc/thread-self/ns/net").st_ino
     except OSError:
         return 0
 

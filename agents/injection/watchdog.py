@@ -15,6 +15,7 @@ disk and no time left to load code.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
@@ -65,6 +66,9 @@ class Watchdog:
             return True  # the agent knows, and tries on
         who = "the agent does not answer" if agent_lives else "the agent is dead"
         result = self._reverter.revert(entry.id, f"by the watchdog: {who}, and its time is up")
+        if result is not None:
+            with contextlib.suppress(OSError):  # the log's disk may be full, or its reader gone
+                print(f"ft-agent watchdog: {entry.id} on {entry.target}: {result.detail}", file=sys.stderr, flush=True)
         if result is not None and result.open:
             self._retry_boot_s[entry.id] = self._machine.clock.boot_s() + RETRY_S
             return True
