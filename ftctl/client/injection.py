@@ -1,8 +1,10 @@
 """Injecting and taking back, so that at the end it is known what is in force, whatever happened in between.
 
 An injection whose answer is lost may have happened. It is looked for by its request id, and counts as in force until
-the agent says otherwise. Ctrl-C does not cut a request short, which would only create such a doubt: the answer is
-waited for (it has a deadline), and what it injected is taken back before ftctl exits.
+the agent says otherwise. One that cannot be found is reverted by its request id all the same: the agent then refuses
+the request should it still arrive, so that "nothing was injected" is true for good. Ctrl-C does not cut a request
+short, which would only create such a doubt: the answer is waited for (it has a deadline), and what it injected is taken
+back before ftctl exits.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from ftctl.exit_codes import ExitCode, most_urgent
 
 LOOK_FOR_S = 5.0  # how long a fault with an unknown fate is looked for; an agent that restarts is back within 2 s
 LOOK_EVERY_S = 0.25
-# An agent that answers and does not know the request has not begun it, unless the request still waits in its queue:
-# so it is asked again for this long before the fault is declared never injected.
-SURELY_ABSENT_S = 1.0
+# How long an agent may answer and not know the request before the request is cancelled there: it may have only begun.
+ABSENT_S = 1.0
+_UNDER_WAY = (FaultState.ARMED, FaultState.REVERTING)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,11 +69,16 @@ class Outcome:
     faults: dict[str, FaultView] = field(default_factory=dict)
     errors: dict[str, CliError] = field(default_factory=dict)
     unknown: dict[str, InjectRequest] = field(default_factory=dict)
+    dry_run: bool = False
+
+    def troubled(self) -> list[FaultView]:
+        """Faults that are neither a dry run's nor simply active: stuck, or between two states for too long."""
+        return [f for f in self.faults.values() if not self.dry_run and f.state is not FaultState.ACTIVE]
 
     def code(self) -> ExitCode:
         codes = [error.code for error in self.errors.values()]
         codes += [ExitCode.IN_FORCE] * len(self.unknown)
-        codes += [ExitCode.IN_FORCE for fault in self.faults.values() if fault.state is FaultState.STUCK]
+        codes += [ExitCode.IN_FORCE] * len(self.troubled())
         return most_urgent(codes)
 
 
@@ -85,46 +92,72 @@ async def inject(agents: Agents, requests: Mapping[str, InjectRequest]) -> Outco
     async def send(client: AgentClient) -> FaultView:
         return await client.inject(requests[client.node])
 
-    outcome = Outcome()
+    outcome = Outcome(dry_run=any(request.dry_run for request in requests.values()))
     for node, answer in (await agents.each(send, requests)).items():
         if isinstance(answer, FaultView):
             outcome.faults[node] = answer
         else:
             outcome.errors[node] = answer
-            if isinstance(answer, AgentUnreachable) and answer.indefinite and not requests[node].dry_run:
+            if _perhaps(answer) and not outcome.dry_run:
                 outcome.unknown[node] = requests[node]
     await settle(agents, outcome)
     return outcome
 
 
+def _perhaps(error: CliError) -> bool:
+    """True when the fault may have been injected all the same."""
+    if isinstance(error, AgentUnreachable):
+        return error.indefinite
+    return isinstance(error, AgentRefused) and error.error_code == "in-force"
+
+
 async def settle(agents: Agents, outcome: Outcome) -> None:
     """Look for the faults of requests without an answer, by request id, for at most LOOK_FOR_S."""
+
+    def found(node: str, fault: FaultView) -> None:
+        del outcome.unknown[node]
+        if is_over(fault):
+            outcome.errors[node] = CliError(
+                f"fault {fault.id} ({fault.kind} on {fault.target})", f"is not in force any more: {fault.detail}"
+            )
+        else:
+            del outcome.errors[node]
+            outcome.faults[node] = fault
+
+    async def cancel(client: AgentClient, node: str, request: InjectRequest) -> None:
+        try:
+            answer = await client.revert(request.request_id)
+        except AgentRefused as error:
+            if error.error_code == "unknown-fault":
+                del outcome.unknown[node]
+                outcome.errors[node] = CliError(
+                    f"agent of {node}", f"{outcome.errors[node].reason}; it knows no such fault: nothing was injected"
+                )
+        except CliError:
+            pass
+        else:
+            for fault in answer.faults:
+                found(node, fault)
 
     async def look(node: str, request: InjectRequest) -> None:
         client = await agents.client(node)
         clock = agents.world.monotonic
         until = clock() + LOOK_FOR_S
         absent_since: float | None = None
-        while clock() < until:
+        while node in outcome.unknown and clock() < until:
             try:
                 faults = await client.faults()
             except CliError:
                 absent_since = None
             else:
-                for fault in faults:
-                    if fault.request_id == request.request_id:
-                        outcome.faults[node] = fault
-                        del outcome.errors[node], outcome.unknown[node]
-                        return
+                mine = next((fault for fault in faults if fault.request_id == request.request_id), None)
                 absent_since = clock() if absent_since is None else absent_since
-                if clock() - absent_since >= SURELY_ABSENT_S:
-                    del outcome.unknown[node]
-                    outcome.errors[node] = CliError(
-                        f"agent of {node}",
-                        f"{outcome.errors[node].reason}; it knows no such fault: nothing was injected",
-                    )
-                    return
-            await agents.world.sleep(LOOK_EVERY_S)
+                if mine is not None and mine.state not in _UNDER_WAY:
+                    found(node, mine)
+                elif mine is None and clock() - absent_since >= ABSENT_S:
+                    await cancel(client, node, request)
+            if node in outcome.unknown:
+                await agents.world.sleep(LOOK_EVERY_S)
 
     await asyncio.gather(*(look(node, request) for node, request in list(outcome.unknown.items())))
 

@@ -102,7 +102,6 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
         f"job {snapshot.job_name} cannot be asked: {error.reason}",
         error.hint or "ftctl coordinator status",
         Urgency.COORDINATOR,
-        error.code,
     )
 
 

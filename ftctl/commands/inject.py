@@ -171,13 +171,14 @@ async def _undo(agents: Agents, outcome: Outcome) -> ExitCode:
 
 def _show(cluster: Cluster, outcome: Outcome, dry_run: bool) -> None:
     from ftctl.app import report
-    from ftctl.client.injection import in_doubt
+    from ftctl.client.injection import in_doubt, still_there
     from ftctl.render import document, tables
     from ftctl.render.status import fault_table
 
     world = cluster.world
     faults = list(outcome.faults.values())
     doubts = [in_doubt(node, request) for node, request in outcome.unknown.items()]
+    doubts += [still_there(fault) for fault in outcome.troubled()]
     errors = [error for node, error in outcome.errors.items() if node not in outcome.unknown] + doubts
     if cluster.output.for_machines:
         whole: document.Document = {

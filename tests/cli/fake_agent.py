@@ -120,6 +120,7 @@ class FakeAgent:
         self.problems: list[m.ProblemView] = []
         self.requests: list[tuple[str, str]] = []
         self.before_inject_answer: Callable[[], None] = lambda: None
+        self.cancelled: set[str] = set()
         self.revert_state = m.FaultState.REVERTED
         self._server: socketserver.BaseServer | None = None
         self._connections: set[socket.socket] = set()
@@ -234,8 +235,9 @@ class FakeAgent:
             if path == "/v1/faults/revert-all":
                 return self._revert([f for f in self.faults if f.state is not m.FaultState.REVERTED])
             if parts[:2] == ["v1", "faults"] and parts[3:] == ["revert"]:
-                found = [f for f in self.faults if f.id == parts[2]]
+                found = [f for f in self.faults if parts[2] in (f.id, f.request_id)]
                 if not found:
+                    self.cancelled.add(parts[2])
                     raise refuse("unknown-fault", f"fault {parts[2]}", "unknown here")
                 return self._revert(found)
             if parts[:3] == ["v1", "job", "replicas"]:
@@ -306,6 +308,8 @@ class FakeAgent:
                 return m.EventsAnswer(events=found, last=max([0, *(e.seq for e in self.events)]), boot=self.boot)
 
     def _inject(self, request: m.InjectRequest) -> m.FaultView:
+        if request.request_id in self.cancelled:
+            raise refuse("refused", self.name, "this request was taken back before it arrived")
         if not 0 < request.duration_s <= MAX_DURATION_S:
             raise refuse("bad-duration", "duration", f"{request.duration_s:g} s is not in (0, {MAX_DURATION_S:g}]")
         if request.kind == "link-down":

@@ -116,6 +116,7 @@ def test_a_request_that_vanished_is_known_not_to_be_in_force(ftctl: Run, cluster
     result = ftctl("inject", "noop", "--node", "node0")
     assert result.code == 1
     assert "nothing was injected" in result.err
+    assert len(agent.cancelled) == 1  # should the request still arrive, the agent refuses it
 
 
 def test_an_agent_that_dies_while_injecting_leaves_a_doubt_with_exit_code_5(
