@@ -191,6 +191,7 @@ def status(output: OutputOption = None) -> None:
 @app.command()
 def demo(
     *,
+    rate: RateOption = "",
     step_ms: StepOption = 200,
     seed: SeedOption = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the lab as it is at the end.")] = False,
@@ -208,7 +209,7 @@ def demo(
     world = current()
     chosen = output_only(world, output)
     with progress(world, "making a lab") as talk:
-        result = demo_run.run(world, talk, step_ms=step_ms, seed=seed, keep=keep)
+        result = demo_run.run(world, talk, rate=rate, step_ms=step_ms, seed=seed, keep=keep)
     report = result.report
     if chosen.for_machines:
         from ftctl.render.document import emit

@@ -35,11 +35,17 @@ class Result:
     kept: Path | None
 
 
-def run(world: World, talk: Progress, *, step_ms: int, seed: int, keep: bool) -> Result:
+def run(world: World, talk: Progress, *, rate: str, step_ms: int, seed: int, keep: bool) -> Result:
     """Raises CliError if no lab could be made, KeyboardInterrupt; nothing is left then."""
     begun = time.monotonic()
     options = LabOptions(
-        name=f"demo-{os.getpid()}", replicas=REPLICAS, rails=RAILS, step_ms=step_ms, seed=seed, min_replicas=1
+        name=f"demo-{os.getpid()}",
+        replicas=REPLICAS,
+        rails=RAILS,
+        rate=rate,
+        step_ms=step_ms,
+        seed=seed,
+        min_replicas=1,
     )
     with interruptible():
         lab = lifecycle.bring_up(
