@@ -84,24 +84,27 @@ class Engine:
 
     def events(self) -> list[Event]: ...
     def prepare(self, epoch: bytes, members: list[Member], me: int) -> None:
-        """Connect the links of an epoch (16-byte key) in the background; `members` by slot, `me` my index. Event `ready`.
+        """Connect the links of an epoch (16-byte key) in the background; `members` by slot, `me` my index.
 
-        Rails of two members belong together by name, or by position if they share no name. ValueError: a member list
-        that cannot be a ring, my own entry is not this engine (name, incarnation, rails), the epoch is already prepared,
-        or 16 epochs are."""
+        Event `ready` when they are up; nothing happens if the epoch is prepared already. Rails of two members belong
+        together by name, or by position if they share no name. ValueError: a member list that cannot be a ring, my own
+        entry is not this engine (name, incarnation, rails), or 16 epochs are prepared already."""
 
     def activate(self, epoch: bytes) -> None:
-        """Abort all operations and close all links of other active epochs; operations go to this one. Prepares it if needed.
-        May be called before the links are up: operations wait for them. ValueError if it was never prepared or is over."""
+        """Abort all operations and close all links of the active epoch; operations go to this one from now on.
+
+        May be called before the links are up: operations wait for them. ValueError if it was never prepared or is over.
+        """
 
     def discard(self, epoch: bytes) -> None: ...
     def submit(self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int) -> None:
-        """Sum `count` elements of src over the members into dst (raw addresses, not overlapping; both must stay alive and
-        src unchanged until `reduced`, `failed`, or abort/activate of another epoch has returned).
+        """Sum `count` elements of src over the members into dst (raw addresses, not overlapping).
+
+        Both stay alive, and src unchanged, until `reduced`, `failed`, or abort/activate of another epoch has returned.
         dst is the working buffer too: it holds partial sums until `reduced`, and garbage after `failed` or abort.
-        Members may submit buckets in different order, but nobody may wait for one bucket before it has submitted another
-        that a peer puts first. dtype: see DTYPES. Ignored (no event) if epoch is not active. ValueError: overlapping
-        buffers, an unknown dtype, or the same (step, bucket) twice at a time."""
+        Members may submit buckets in different order, but nobody may wait for one bucket before it has submitted
+        another that a peer puts first. dtype: see DTYPES. Ignored (no event) if epoch is not active. ValueError:
+        overlapping buffers, an unknown dtype, or the same (step, bucket) twice at a time."""
 
     def abort(self) -> None:
         """No operation touches its buffers after this returns; the epoch's links are closed."""

@@ -110,6 +110,7 @@ void Ring::start() {
 void Ring::tick(double now) {
   if (out_) out_->tick(now);
   if (in_) in_->tick(now);
+  if (break_at_ms_ >= 0 && now >= break_at_ms_) break_down(break_reason_);
 }
 
 int Ring::received_segment(int hop) const {

@@ -152,6 +152,8 @@ class Ring final : public LinkOwner, public RecvSink {
   bool active_ = false;
   bool ready_told_ = false;
   std::string broken_;       // why no operation can complete here any more
+  double break_at_ms_ = -1;  // it will be broken then, unless a better reason comes first
+  std::string break_reason_;
   std::string gone_told_;    // the peer whose end was reported
 };
 

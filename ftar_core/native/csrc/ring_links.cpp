@@ -6,6 +6,10 @@
 
 namespace ftar {
 
+namespace {
+constexpr double kGraceMs = 30;
+}
+
 void Ring::admit(Conn& conn) {
   const Hello& hello = conn.hello();
   if (!in_ || in_->closed()) return conn.refuse("this epoch is over here");
@@ -69,7 +73,13 @@ void Ring::link_over(LinkEnd& link, const std::string& reason, bool left_epoch) 
     e.reason = link.peer() + " " + reason;
     events_.emit(std::move(e));
   }
-  break_down(left_epoch ? link.peer() + " left this epoch and " + reason : link.peer() + " " + reason);
+  if (!left_epoch) return break_down(link.peer() + " " + reason);
+  // Perhaps it left because the neighbour on our other side died, and its word was quicker than the death: whoever
+  // reports a death should be the one who saw it, so the other link gets a moment to say so.
+  if (break_at_ms_ < 0) {
+    break_at_ms_ = Transport::now_ms() + kGraceMs;
+    break_reason_ = link.peer() + " left this epoch and " + reason;
+  }
 }
 
 std::vector<LinkStat> Ring::links(double now) const {
