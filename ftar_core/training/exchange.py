@@ -140,6 +140,11 @@ class Exchange:
                 self._new_step(order.step)
             elif order.retry:
                 self._retries += 1
+                if order.deal.batches.get(self._replica) != self._deal.batches.get(self._replica):
+                    # Dealt anew, because nobody is left who was dealt a batch: this member had none, and what it has
+                    # produced are the zeros of a step without one.
+                    self._produced.clear()
+                    self._role_version += 1
             self._epoch, self._key = order.epoch, key
             self._deal, self._last_commit_epoch = order.deal, order.last_commit_epoch
             self._holding = ""

@@ -65,10 +65,13 @@ class Stepper:
         self._parts, self._update = parts, update
         self._journal, self._ledger = journal, ledger
         self._buffers = BufferWatch(model)
+        self._replica = wiring.settings.replica
+        self._batch: int | None = None
         self._began = 0.0
 
     def begin(self, place: Place) -> None:
         """Gradients from here on are those of `place.step`."""
+        self._batch = place.deal.batches.get(self._replica)
         self._taker.begin(Mode.TAKE)
         self._buffers.remember()
         self._wiring.phase(Phase.FORWARD, place.step)
@@ -95,8 +98,10 @@ class Stepper:
                 break
             elif news is News.END:
                 return self._exchange.ended()
-            elif news is News.ROLE and self._exchange.place().role is not Role.CONTRIBUTOR:
-                return None  # out of step with the others: the next turn catches up
+            elif news is News.ROLE:
+                place = self._exchange.place()
+                if place.role is not Role.CONTRIBUTOR or place.deal.batches.get(self._replica) != self._batch:
+                    return None  # out of step with the others, or dealt anew: the next turn begins again
         retries, commit = self._exchange.take_commit()
         if commit.step != step or commit.epoch != announced:
             raise Leave(f"the results of step {step} here are not those that were committed", RankExit.RESTART)

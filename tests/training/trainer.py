@@ -1,0 +1,97 @@
+"""A replica small enough to start a dozen of in a test: a two-layer network on a synthetic regression task.
+
+Runs in a child of multiprocessing's fork server, which has torch imported already.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import ftar_core
+from ftar_core.native import core
+from ftar_core.training.session import TrainingOptions
+
+SAMPLES = 512
+FEATURES = 8
+
+
+@dataclass
+class Recipe:
+    """How one replica trains. Times in ms."""
+
+    replica: str
+    environment: dict[str, str]
+    log: Path
+    steps: int = 30
+    step_ms: float = 10.0
+    width: int = 24
+    seed: int = 0
+    batch_size: int = 4
+    momentum: float = 0.9
+    odd_sample_nan_at: int = 0  # this replica's loss is not finite at this step
+    fail_update_at: int = 0  # the update raises at this step
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+def model_of(width: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
+    return inputs, inputs @ torch.linspace(-1, 1, FEATURES)[:, None]
+
+
+def run(recipe: Recipe) -> None:
+    with recipe.log.open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
+    os.environ.update(recipe.environment)
+    torch.set_num_threads(1)
+    try:
+        train(recipe)
+    except ftar_core.FtarError as error:
+        print(f"error: {error}\nhint: {error.hint}", flush=True)
+        sys.exit(2)
+
+
+def train(recipe: Recipe) -> None:
+    inputs, targets = data()
+    model = model_of(recipe.width, recipe.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=recipe.momentum)
+    links = core.Options()
+    links.hold_down_ms = 20
+
+    def update() -> None:
+        if session.current_step == recipe.fail_update_at:
+            raise RuntimeError("on purpose")
+        optimizer.step()
+
+    session = ftar_core.Session(
+        model,
+        optimizer,
+        update=update,
+        last_step=recipe.steps,
+        options=TrainingOptions(bucket_bytes=512),
+        link_options=links,
+    )
+    for indices in session.batches(SAMPLES, recipe.batch_size, seed=5):
+        began = time.monotonic()
+        loss = (model(inputs[indices]) - targets[indices]).square().mean()
+        if session.current_step == recipe.odd_sample_nan_at:
+            loss = loss * float("nan")
+        time.sleep(max(0.0, began + recipe.step_ms / 1000 - time.monotonic()))
+        loss.backward()
+        session.step(loss, tokens=len(indices))
+    print("loop ended", flush=True)
