@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 
 from ftar_core.coordinator.events import EventLog
-from ftar_core.coordinator.listen import bind, listen
+from ftar_core.coordinator.listen import listen
 from ftar_core.coordinator.options import Options, parse
 from ftar_core.coordinator.service import RESTART, Service
 from ftar_core.coordinator.store import FileStore
@@ -34,10 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
         return USAGE if isinstance(error, SettingsError) else FAILED
     except KeyboardInterrupt:
         return RESTART
+    except Exception:
+        # A mistake of ours. What matters is in the record, and the replicas wait: a restart is the best answer.
+        logging.exception("internal error: the coordinator ends")
+        return RESTART
 
 
 def _serve(options: Options) -> int:
-    sockets = bind(options.listen)  # before the claim: see listen.bind
+    sockets = listen(options.listen)
     store = FileStore(options.store, options.config.job)
     claim = store.claim(new=options.new, record_lost=options.record_lost)
     events = EventLog(options.store / "events.jsonl")
@@ -58,7 +62,6 @@ def _serve(options: Options) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    listen(sockets[0], options.listen)
     for note in store.notes:
         _say(note)
     where = options.listen._replace(port=service.port)

@@ -14,9 +14,10 @@ UDP_BUFFER_BYTES = 1024 * 1024
 _TRIES = 20  # port 0: the kernel's choice for TCP may be taken for UDP
 
 
-def bind(address: Address) -> tuple[socket.socket, socket.socket]:
-    """Bound, not yet listening, so that a coordinator that cannot have its port finds out before it claims the store
-    and with that ends the one that has it. Port 0: the kernel chooses. Raises SettingsError."""
+def listen(address: Address) -> tuple[socket.socket, socket.socket]:
+    """(TCP, listening; UDP, bound). Comes before the claim of the store: a coordinator that cannot have its port must
+    not end the one that has it; who connects meanwhile waits in the backlog. Port 0: the kernel chooses. Raises
+    SettingsError."""
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -31,6 +32,7 @@ def bind(address: Address) -> tuple[socket.socket, socket.socket]:
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UDP_BUFFER_BYTES)
             tcp.bind(target)
+            tcp.listen(BACKLOG)
             udp.bind((target[0], tcp.getsockname()[1], *target[2:]))
         except OSError as error:
             tcp.close()
@@ -40,14 +42,6 @@ def bind(address: Address) -> tuple[socket.socket, socket.socket]:
             raise _wrong(address, str(error.strerror)) from None
         return tcp, udp
     raise _wrong(address, "no free port")
-
-
-def listen(tcp: socket.socket, address: Address) -> None:
-    """Raises SettingsError: where two had bound the port, the second to listen finds out here."""
-    try:
-        tcp.listen(BACKLOG)
-    except OSError as error:
-        raise _wrong(address, str(error.strerror)) from None
 
 
 def _wrong(address: Address, reason: str) -> SettingsError:

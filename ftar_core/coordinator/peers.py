@@ -90,7 +90,7 @@ def admit(peer: Peer, hello: Hello | OpHello, job: str, tokens: Tokens) -> Refus
         )
     if hello.job != job:
         return Refused(
-            reason=f"this is the coordinator of job {job!r}, not {hello.job!r}",
+            reason=f"this is the coordinator of job {job!r}, not {hello.job[:64]!r}",
             retry=False,
             hint="correct the coordinator's address or the job's name",
         )
@@ -122,10 +122,12 @@ def admit(peer: Peer, hello: Hello | OpHello, job: str, tokens: Tokens) -> Refus
 
 
 def part(peers: Collection[Peer], clock: Clock) -> None:
-    """Let every peer have what was said to it, for FAREWELL_S at most, and close them all."""
+    """Let every peer have what was said to it, for FAREWELL_S at most, and close them all; strangers at once."""
     give_up = clock.now() + FAREWELL_S
     with selectors.DefaultSelector() as leaving:
         for peer in peers:
+            if peer.kind is Kind.STRANGER:
+                continue
             peer.half_close()
             write = selectors.EVENT_WRITE if peer.channel.pending_bytes else 0
             leaving.register(peer.channel.sock, selectors.EVENT_READ | write, peer)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftar_core.coordinator.events import EventLog
-from ftar_core.coordinator.listen import bind, listen
+from ftar_core.coordinator.listen import listen
 from ftar_core.coordinator.peers import Tokens
 from ftar_core.coordinator.service import CoordinatorMachine, Service
 from ftar_core.coordinator.store import FileStore
@@ -32,7 +32,7 @@ class Running:
     """A service, its store, and the thread it runs in."""
 
     def __init__(self, directory: Path, make: Callable[[Claim], CoordinatorMachine], port: int = 0) -> None:
-        sockets = bind(Address("127.0.0.1", port))
+        sockets = listen(Address("127.0.0.1", port))
         self.store = FileStore(directory, JOB)
         self.claim = self.store.claim()
         self.events = EventLog(directory / "events.jsonl")
@@ -47,7 +47,6 @@ class Running:
             sockets=sockets,
         )
         self.port = self.service.port
-        listen(sockets[0], Address("127.0.0.1", port))
         self.result: tuple[int, str] | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

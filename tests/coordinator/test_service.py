@@ -6,13 +6,14 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 
 import pytest
 
 from ftar_core.coordinator import peers as peers_module
 from ftar_core.coordinator import service as service_module
-from ftar_core.coordinator.listen import bind
+from ftar_core.coordinator.listen import listen
 from ftar_core.errors import AuthError, ProtocolRefused, SettingsError, StoreError, WireError
 from ftar_core.protocol.effects import Close, Emit, Persist, Reply, Send, Stop
 from ftar_core.protocol.events import (
@@ -350,12 +351,12 @@ def test_a_stopped_service_says_nothing_to_members(running: Running, script: Scr
 
 def test_a_taken_port_is_said_before_the_store_is_claimed(running: Running) -> None:
     with pytest.raises(SettingsError, match="Address already in use") as caught:
-        bind(Address("127.0.0.1", running.port))
+        listen(Address("127.0.0.1", running.port))
     assert f"ss -tulnp sport = :{running.port}" in caught.value.hint
     with pytest.raises(SettingsError, match="cannot be resolved"):
-        bind(Address("no-such-host.invalid", 1))
+        listen(Address("no-such-host.invalid", 1))
     with pytest.raises(SettingsError, match="Cannot assign"):
-        bind(Address("192.0.2.1", 0))
+        listen(Address("192.0.2.1", 0))
 
 
 # --- operators -----------------------------------------------------------------------------------------------------
@@ -486,3 +487,12 @@ def test_the_stranger_log_is_rare_and_counts() -> None:
     for n in range(5000):
         log.note(f"10.1.{n // 250}.{n % 250}:1", "junk", 62.0)
     assert len(log._seen) <= 1025
+
+
+def test_strangers_do_not_delay_the_end(running: Running, connect: Connect) -> None:
+    silent = connect()
+    silent.next()
+    began = time.monotonic()
+    running.service.stop(75, "SIGTERM")
+    running.wait()
+    assert time.monotonic() - began < peers_module.FAREWELL_S
