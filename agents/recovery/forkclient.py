@@ -85,6 +85,7 @@ class ForkClient:
         self._sock: socket.socket | None = None
         self._parser: FrameParser[FromServer] = FrameParser(from_server, MESSAGE_LIMIT)
         self._started: subprocess.Popen[bytes] | None = None
+        self._retired: list[subprocess.Popen[bytes]] = []  # servers with children left, to be reaped by this process
         self._handle: Handle | None = None
         self._crashes = 0
         self._next = 0.0
@@ -143,6 +144,9 @@ class ForkClient:
 
     def close(self, *, retire: bool, wait_s: float = 2.0) -> None:
         """Leave the server to the next agent, or retire it and wait for its end."""
+        if retire and not self._looked:
+            self._looked = True
+            self._open(time.monotonic())  # an earlier agent's
         if retire and self._started is not None and self.phase is not Phase.READY:
             self._started.kill()  # still importing: it has no children
         elif retire:
@@ -153,12 +157,14 @@ class ForkClient:
         handle = self._handle
         if retire and handle is not None:
             end = time.monotonic() + wait_s
-            while not handle.ended() and time.monotonic() < end:
+            while not (handle.ended() and not self._retired) and time.monotonic() < end:
                 time.sleep(0.01)
+                self._reap()
         self._reap()
-        if self._started is not None:
-            self._started.returncode = 0  # it is meant to outlive this process; keeps Popen from warning about it
-            self._started = None
+        for server in (self._started, *self._retired):
+            if server is not None:
+                server.returncode = 0  # it is meant to outlive this process; keeps Popen from warning about it
+        self._started = None
         self._drop_handle()
         self.phase = Phase.ABSENT
 
@@ -242,6 +248,9 @@ class ForkClient:
                     else:
                         self._unanswered.pop(message.name, None)
                     answers.append(message)
+                    if isinstance(message, NotSpawned) and message.retiring:
+                        self._replace(message.reason)
+                        return answers
         except BlockingIOError:
             pass
         except WireError as error:
@@ -263,12 +272,9 @@ class ForkClient:
         """Use this server, or retire it and start another."""
         mine = (PROTOCOL, sys.executable, self._imports(), netns_inode())
         if self._started is None and (ready.protocol, ready.python, ready.preload, ready.netns) != mine:
-            self._emit(
-                "forkserver.retired", self._node, "the one that runs was started for other imports or another network"
-            )
             self._send(Retire())
-            self._disconnect()
-            self.phase, self._next = Phase.ABSENT, 0.0
+            self.socket_path.unlink(missing_ok=True)  # now, and not when the old one gets to it
+            self._replace("it was started for other imports or another network")
             return False
         self.ready = ready
         self.phase = Phase.READY
@@ -282,6 +288,15 @@ class ForkClient:
             self._emit("forkserver.threads", self._node, reason)
         self._send(List())
         return True
+
+    def _replace(self, reason: str) -> None:
+        """Leave this server to its children and start another."""
+        self._emit("forkserver.retired", self._node, f"{reason}; another one is started, running replicas go on")
+        self._disconnect()
+        if self._started is not None:
+            self._retired.append(self._started)
+            self._started = None
+        self.phase, self._next = Phase.ABSENT, 0.0
 
     def _check(self, now: float) -> None:
         if self.phase is Phase.ABSENT:
@@ -351,5 +366,6 @@ class ForkClient:
             self._handle = None
 
     def _reap(self) -> None:
+        self._retired = [server for server in self._retired if server.poll() is None]
         if self._started is not None and self._started.poll() is not None:
             self._started = None

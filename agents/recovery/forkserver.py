@@ -14,6 +14,9 @@ does not touch, and thereby copy, the pages they share.
 When a child ends, whatever it left in its session is killed while it is still a zombie: its number is taken until then,
 so the session's id cannot mean another one. A replica lives and dies whole.
 
+A module that was edited after it was imported must not go on being used: before each fork the source files are compared
+with what they were, and if one changed the server retires, so that the agent starts another. (Two thousand stat(2)s.)
+
 It ends when retired and childless, or after `--idle-s` with neither agent nor child. SIGTERM retires it. If it is
 killed its children go on as orphans, but nobody will know their exit codes.
 """
@@ -104,6 +107,7 @@ class ForkServer:
         self._listener = listen_unix(path, backlog=_CONNECTIONS)
         self._inode = os.stat(path).st_ino
         self._ready: Ready | None = None
+        self._sources: dict[str, tuple[int, int]] = {}
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -128,6 +132,8 @@ class ForkServer:
             import_s=time.monotonic() - before,
             problems=tuple(problems),
         )
+        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        self._sources = {file: _stamp(file) for file in files if isinstance(file, str)}
         gc.collect()
         gc.disable()
         gc.freeze()
@@ -264,8 +270,12 @@ class ForkServer:
         for running in self._children.values():
             if running.name == request.name:
                 return Spawned(name=request.name, life=running.life)
-        if self._retired:
-            return NotSpawned(name=request.name, life=request.life, reason="this fork server is retiring")
+        edited = "" if self.fresh else self._edited()
+        if self._retired or edited:
+            reason = f"{edited} changed since it was imported" if edited else "it was asked to end"
+            _say(f"retiring: {reason}")
+            self._retire()
+            return NotSpawned(name=request.name, life=request.life, reason=reason, retiring=True)
         directory = Path(request.directory)
         try:
             log = logs.open_log(Path(request.log))
@@ -320,6 +330,10 @@ class ForkServer:
     def fresh(self) -> bool:
         return self._ready is not None and self._ready.threads > 1
 
+    def _edited(self) -> str:
+        """A file that is not any more what was imported; empty if there is none."""
+        return next((file for file, stamp in self._sources.items() if _stamp(file) != stamp), "")
+
     def _not(self, request: Spawn, reason: str) -> NotSpawned:
         _say(f"{request.name}: {reason}")
         return NotSpawned(name=request.name, life=request.life, reason=reason)
@@ -358,6 +372,14 @@ class ForkServer:
                 _say(f"{path}: {error.strerror}; trying again")
                 waiting.append((path, end))
         self._unsaved = waiting
+
+
+def _stamp(file: str) -> tuple[int, int]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)
 
 
 def _say(text: str) -> None:
@@ -400,8 +422,9 @@ def main(argv: list[str] | None = None) -> object:
                 os.close(fd)
     with contextlib.suppress(PermissionError):
         os.setsid()
-    # OpenBLAS (numpy's) starts its threads when it is loaded, which would rule out forking.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # OpenBLAS, which torch loads with numpy, starts its threads when it is loaded, which would rule out forking. Only
+    # numpy's linear algebra in replicas is single-threaded for it; torch on CPUs brings its own.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     preload = tuple(name for name in args.preload.split(",") if name)
     try:
         server = ForkServer(args.socket, preload, args.idle_s)

@@ -123,9 +123,12 @@ class Spawned(Message, frozen=True):
 
 
 class NotSpawned(Message, frozen=True):
+    """`retiring`: this server starts nothing any more, another one should be asked."""
+
     name: str
     life: int
     reason: str
+    retiring: bool = False
 
 
 class Child(Part, frozen=True):

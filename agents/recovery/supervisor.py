@@ -5,7 +5,8 @@ server answers, an operator asks, or a time is up. Calls from other threads are 
 return once the wish is on disk, so that an answered `stop` survives the agent.
 
 Processes belong to the fork server, not to the agent: an agent that is killed takes none with it, and the next one
-reads from STATE/replicas/ what was wanted, which process is which, and how those ended that ended meanwhile.
+reads from STATE/replicas/ what was wanted, which process is which, and how those ended that ended meanwhile. (Under
+systemd this needs KillMode=process in the agent's unit.)
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class _Wish:
 
 
 class Supervisor:
-    """`emit(kind, object, reason)` is called in the supervisor's thread for everything that happens to a replica.
+    """`emit(kind, object, reason)` is called for everything that happens to a replica, in the supervisor's thread (in
+    the thread of `start` for what an earlier agent left). Kinds: replica.{started, adopted, exited, backoff, failed,
+    stopping, killed, unrecorded}, forkserver.{lost, retired, threads, import-failed}.
 
     Raises SettingsProblem for replicas that cannot be supervised as they are written.
     """
@@ -307,8 +310,9 @@ def _check(settings: AgentSettings) -> None:
         seen.add((spec.replica, spec.rank))
     for name in ("grace_s", "backoff_s", "backoff_max_s", "healthy_s"):
         value = getattr(supervision, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise SettingsProblem(f"supervision.{name}: {value} is not a time in seconds")
+        least = 0.001 if name.startswith("backoff") else 0.0  # a crash loop without any delay would be a busy loop
+        if not (math.isfinite(value) and value >= least):
+            raise SettingsProblem(f"supervision.{name}: {value} is not a time in seconds ({least:g} or more)")
     for name in supervision.preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise SettingsProblem(f"supervision.preload: {name!r} is not the name of a module")

@@ -84,6 +84,7 @@ class Unit:
         self._at_s = 0.0  # BACKOFF: start then; STOPPING: SIGKILL then; ENDING: give up the exit status then
         self._sample: tuple[psutil.Process, float, float, str] | None = None
         self._disk_full = False
+        self._killed = False  # SIGKILL was sent to this life
 
     # --- what operators ask for ---------------------------------------------------------------------------------------
 
@@ -196,6 +197,8 @@ class Unit:
             if self._intent is Intent.STOP:
                 self.phase = Phase.STOPPED
                 return
+            if message.retiring:
+                return  # not its failure: the next server is asked
             decision = policy.failed(message.reason, self.state.failures + 1, self._limits)
             self._change(failures=decision.failures, reason=decision.sentence)
             self._later(decision, decision.sentence, now)
@@ -302,6 +305,7 @@ class Unit:
     def _end(self, now: float, intent: Intent, why: str) -> None:
         self._intent, self._why = intent, why
         self._at_s = now + self._grace_s
+        self._killed = False
         self.phase = Phase.STOPPING
         if self.handle is not None:
             self.handle.send(signal.SIGTERM)
@@ -313,7 +317,9 @@ class Unit:
         self._at_s = now + KILL_AGAIN_S
         if self.handle is None:
             return
-        self._emit("replica.killed", self.object, f"still there {self._grace_s:g} s after SIGTERM: SIGKILL sent")
+        if not self._killed:
+            self._emit("replica.killed", self.object, f"still there {self._grace_s:g} s after SIGTERM: SIGKILL sent")
+        self._killed = True
         kill_session(self.handle.pid, self.handle.start_time)
         self.handle.send(signal.SIGKILL)  # also if it was not yet the leader of its session
 

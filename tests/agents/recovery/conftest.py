@@ -1,4 +1,4 @@
-"""A node with supervised replicas, in this process or as an agent process that can be killed. Nothing is left behind."""
+"""A node with supervised replicas, in this process or under an agent process that can be killed. Leaves nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wait_for(check: Callable[[], object], what: str = "it", timeout_s: float = W
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Living processes that name the directory in their command line: fork servers, and all that was forked from them."""
+    """Living processes with the directory in their command line: fork servers, and all that was forked from them."""
     found = []
     for entry in os.listdir("/proc"):
         try:
@@ -158,7 +158,7 @@ class Node:
         try:
             found = wait_for(check, f"{name} {state}")
         except AssertionError as error:
-            raise AssertionError(f"{error}: it is {self.view(name)}; events: {self.events}") from None
+            raise AssertionError(f"{error}: it is {self.view(name)}; events: {self.events[-5:]}") from None
         assert isinstance(found, ProcessView)
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -117,7 +118,7 @@ def test_a_hung_fork_server_is_given_up(node: Node, monkeypatch: pytest.MonkeyPa
     assert node.server_pid("r2") != server
     assert not alive(server)
     assert node.view("r1").pid == first.pid
-    assert len([pid for pid in processes_of(node.state)]) == 3, "a fork server and one process a replica"
+    assert len(processes_of(node.state)) == 3, "a fork server and one process a replica"
 
 
 def test_other_imports_mean_another_fork_server_and_the_old_one_keeps_its_child(node: Node) -> None:
@@ -274,3 +275,60 @@ def test_a_session_that_is_not_the_remembered_one_is_left_alone() -> None:
     finally:
         process.kill()
         process.wait(60)
+
+
+def test_a_fork_server_told_to_end_keeps_its_child_and_gets_a_successor(node: Node) -> None:
+    node.replica("r1", "polite", "76")
+    node.replica("r2", "sleep", autostart=False)
+    supervisor = node.start()
+    node.until("r1", "running")
+    wait_for(lambda: "listening" in node.log("r1"))
+    server = node.server_pid("r1")
+    os.kill(server, signal.SIGTERM)
+    supervisor.start_replica("r2")
+    node.until("r2", "running")
+    assert node.server_pid("r2") != server
+    assert alive(server)
+    supervisor.stop_replica("r1")
+    assert node.until("r1", "stopped").exit_code == 76, "known, since its server waited for it"
+    wait_for(lambda: not alive(server), "the retired server to end")
+
+
+def test_an_edited_script_is_imported_again(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "scripts"
+    programs.mkdir()
+    script = programs / "my_training.py"
+    text = "import time\ndef main():\n    print('{}', flush=True)\n    time.sleep(600)\n"
+    script.write_text(text.format("first version"), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(programs))
+    node.preload = ["my_training"]
+    node.replica("r1", module="my_training")
+    supervisor = node.start()
+    first = node.until("r1", "running")
+    wait_for(lambda: "first version" in node.log("r1"))
+    script.write_text(text.format("second version, edited"), encoding="utf-8")
+    supervisor.restart_replica("r1", "new code")
+    node.until("r1", "running", other_than=first.pid)
+    wait_for(lambda: "second version" in node.log("r1"))
+    assert "my_training.py changed" in node.said("forkserver.retired")[0]
+
+
+def test_agents_killed_at_any_moment_never_run_a_replica_twice(node: Node, tmp_path: Path) -> None:
+    """Agents that die early, in the middle of starting, stopping and restarting; then one that stays."""
+    node.grace_s = 0.1
+    for name in ("r1", "r2"):
+        node.replica(name, "sleep")
+    chance = random.Random(11)
+    for _ in range(5):
+        agent = node.agent()
+        for command in ("restart_replica r1", "stop_replica r2", "start_replica r2"):
+            assert agent.process.stdin is not None
+            agent.process.stdin.write(command + "\n")
+        agent.process.stdin.flush()
+        time.sleep(chance.uniform(0.0, 0.15))
+        agent.kill()
+    node.start()
+    first, second = node.until("r1", "running"), node.until("r2", "running")
+    replicas = {first.pid, second.pid}
+    servers = {node.server_pid("r1"), node.server_pid("r2")}
+    wait_for(lambda: set(processes_of(node.state)) == replicas | servers, "one process a replica")

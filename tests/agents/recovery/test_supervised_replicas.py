@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.recovery.child import Output
 from agents.recovery.errors import SupervisionUnavailable, UnknownReplica
 from agents.recovery.supervisor import Supervisor
 from agents.settings import SettingsProblem, Supervised
@@ -271,7 +272,7 @@ def test_a_log_that_cannot_be_opened_is_a_reason_not_a_crash(node: Node) -> None
 
 
 def test_a_full_disk_under_the_records(node: Node) -> None:
-    """life.json cannot be written: the process must not run unrecorded. (A directory in its place stands for the disk.)"""
+    """life.json cannot be written: no process runs unrecorded. (A directory in its place stands for the disk.)"""
     node.replica("r1", "sleep")
     (node.path("r1") / "life.json").mkdir(parents=True)
     node.start()
@@ -363,3 +364,11 @@ def test_closing_stops_everything(node: Node) -> None:
     node.start()  # what is wanted has not changed
     node.until("r1", "running")
     node.until("r2", "running")
+
+
+def test_a_full_disk_under_the_log_does_not_end_the_training() -> None:
+    fd = os.open("/dev/full", os.O_WRONLY)  # full(4): every write fails with ENOSPC
+    with pytest.raises(OSError, match="No space left"):
+        os.write(fd, b"x")
+    with Output(fd, "w") as output:
+        assert output.write(b"step 12 loss 3.1\n") == 17

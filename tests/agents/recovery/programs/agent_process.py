@@ -1,4 +1,4 @@
-"""An agent reduced to its supervisor, to be killed: settings on the command line, events to a file, commands on stdin."""
+"""An agent reduced to its supervisor, to be killed: settings file and events file as arguments, commands on stdin."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ def main() -> None:
             supervisor.close(keep_processes=argument == "keep")
             print("closed", flush=True)
             return
+        elif command == "restart_replica":
+            supervisor.restart_replica(argument, "told to")
+            print("done", flush=True)
         else:
             getattr(supervisor, command)(argument)
             print("done", flush=True)
