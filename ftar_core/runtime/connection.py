@@ -134,6 +134,10 @@ class MemberRuntime:
             self._posted.append(event)
             self._wake()
 
+    def tell(self, message: Message) -> None:
+        """Tell the coordinator something on which nothing depends (a RailNotice): dropped without a connection."""
+        self.call(lambda: self._control.tell(message))
+
     def call(self, function: Callable[[], None]) -> None:
         """Run a function in the runtime's thread, soon. Thread-safe; ignored after the end."""
         if not self._stop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ class Reporter:
 
     def __init__(self, settings: Settings, links: Callable[[], list[LinkStat]]) -> None:
         self._links = links
+        self._lock = threading.Lock()
         self._report = RankReport(state="starting", step=0, term=0, epoch=0, contributors=(), links=())
         register = RankRegister(
             job=settings.job,
@@ -39,28 +41,29 @@ class Reporter:
     def update(
         self,
         *,
-        state: str,
-        step: int,
-        term: int,
-        epoch: int,
-        contributors: tuple[str, ...],
+        state: str | None = None,
+        step: int | None = None,
+        term: int | None = None,
+        epoch: int | None = None,
+        contributors: tuple[str, ...] | None = None,
         last_stall_ms: float | None = None,
         tokens_per_s: float | None = None,
         loss: float | None = None,
     ) -> None:
-        """Numbers that are None stay as they were."""
-        old = self._report
-        self._report = RankReport(
-            state=state,
-            step=step,
-            term=term,
-            epoch=epoch,
-            contributors=contributors,
-            links=(),
-            last_stall_ms=old.last_stall_ms if last_stall_ms is None else last_stall_ms,
-            tokens_per_s=old.tokens_per_s if tokens_per_s is None else tokens_per_s,
-            loss=old.loss if loss is None else loss,
-        )
+        """What is None stays as it was. Any thread."""
+        given = {
+            "state": state,
+            "step": step,
+            "term": term,
+            "epoch": epoch,
+            "contributors": contributors,
+            "last_stall_ms": last_stall_ms,
+            "tokens_per_s": tokens_per_s,
+            "loss": loss,
+        }
+        with self._lock:
+            changes = {name: value for name, value in given.items() if value is not None}
+            self._report = msgspec.structs.replace(self._report, **changes)
         self.refresh()
 
     def refresh(self) -> None:

@@ -31,23 +31,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from ftar_core.errors import FtarError, SettingsError, StateMismatch
+from ftar_core.errors import FtarError, SettingsError
 from ftar_core.protocol.effects import End
-from ftar_core.protocol.events import LeaveNow, ShadowAt
+from ftar_core.protocol.events import LeaveNow
 from ftar_core.runtime.settings import Settings, read_settings
-from ftar_core.training.catchup import CatchUp, Next
 from ftar_core.training.exchange import Place, Role
-from ftar_core.training.follow import Identity
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
 from ftar_core.training.plan import DEFAULT_BUCKET_BYTES, make_plan
 from ftar_core.training.sampling import batch_indices, dataset_length
+from ftar_core.training.shadow import Shadow
 from ftar_core.training.state import Stateful, check_transferable, parameters_digest, state_digest
 from ftar_core.training.stepping import Leave, Stepper
 from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ftar.session")
 
 LEAVE_S = 2.0  # for the coordinator to hear that this replica leaves
-JOIN_GRACE_S = 1.0  # a joining shadow whose source changes rails; longer, and everybody waits for it
 
 
 @dataclass(frozen=True)
@@ -125,10 +123,8 @@ class Session:
         self._ledger = StepLedger(self._journal)
         self._wiring: Wiring | None = None
         self._stepper: Stepper | None = None
-        self._catch_up: CatchUp | None = None
-        self._holds_state = False  # a state of this job, not just this process's own beginning
+        self._shadow: Shadow | None = None
         self._turn: _Turn | None = None
-        self._joining_lost_since: float | None = None
         self._over: End | None = None
 
     # --- for the user's loop ---------------------------------------------------------------------------------------
@@ -257,6 +253,14 @@ class Session:
             journal=self._journal,
             ledger=self._ledger,
         )
+        self._shadow = Shadow(
+            wiring=self._wiring,
+            stepper=self._stepper,
+            plan=self.plan,
+            parts=self._parts,
+            warm_ups=self._options.warm_up_steps,
+            buffer_bytes=self._options.stream_buffer_bytes,
+        )
         log.info("%s: %s", self.replica, self.plan.describe())
         self._wiring.start()
 
@@ -275,44 +279,33 @@ class Session:
     def _next_turn(self) -> int | None:
         """The batch number for the user's next turn; None when the job is over. Steps without a batch for this replica,
         and catch-up, happen inside."""
-        if self._over is not None:
-            return None
-        exchange = self._w.exchange
-        while True:
+        exchange, stepper, shadow = self._w.exchange, self._s, self._shadow
+        while self._over is None and shadow is not None:
             end = exchange.ended()
             if end is not None:
                 self._finish(end)
                 return None
             place = exchange.place()
             self._report(place)
-            if place.role is Role.CONTRIBUTOR and self._s.applied == place.step - 1 and not place.stopping:
-                batch = self._begin_step(place)
+            if place.role is Role.CONTRIBUTOR and stepper.applied == place.step - 1 and not place.stopping:
+                shadow.contributing(place)
+                stepper.begin(place)
+                batch = place.deal.batches.get(self.replica)
                 if batch is not None:
                     self._turn = _Turn.TRAIN
                     return batch
                 self._finish_step(None, 0, weight=0.0)
-                if self._over is not None:
-                    return None
             elif place.role is Role.NEW or place.stopping:
                 self._w.phase(Phase.STARTUP, self.current_step)
                 exchange.wait(1.0)
-            elif self._catch_up_turn(place):
-                self._taker.begin(Mode.DISCARD)
-                self._turn = _Turn.WARM_UP
-                return self._s.applied
-
-    def _begin_step(self, place: Place) -> int | None:
-        if self._catch_up is not None:
-            self._catch_up.close()
-            self._catch_up = None
-            self._joining_lost_since = None
-            # Once more, now that this member is in the epoch: the state before its first step is really here.
-            self._w.post(ShadowAt(self._s.applied, place.last_commit_epoch, True, "contributing"))
-            log.info("%s contributes from step %d on", self.replica, place.step)
-        self._holds_state = True
-        self._w.server.serve(True)
-        self._s.begin(place)
-        return place.deal.batches.get(self.replica)
+            else:
+                with self._leaving():
+                    warm_up = shadow.turn(place)
+                if warm_up:
+                    self._taker.begin(Mode.DISCARD)
+                    self._turn = _Turn.WARM_UP
+                    return stepper.applied
+        return None
 
     def _default_update(self) -> None:
         self.optimizer.step()
@@ -340,72 +333,14 @@ class Session:
                 raise leave.__cause__ from None
             raise SystemExit(int(leave.exit_code)) from None
 
-    # --- catch-up --------------------------------------------------------------------------------------------------
-
-    def _catch_up_turn(self, place: Place) -> bool:
-        """One piece of a shadow's work, or a wait. True: run a warm-up turn."""
-        exchange = self._w.exchange
-        catch_up = self._catch_up
-        if catch_up is None:
-            self._w.server.serve(False)
-            catch_up = self._catch_up = self._make_catch_up(place)
-        shadow = place.role is Role.SHADOW
-        if shadow:
-            catch_up.set_sources(exchange.sources())
-        if catch_up.refused:
-            self._leave_and_exit(catch_up.refused, RankExit.REFUSED)
-        self._w.phase(Phase.CATCHUP, max(catch_up.step, 0))
-        try:
-            with self._leaving():
-                doing = catch_up.advance(may_warm_up=shadow)
-        except StateMismatch as error:
-            self._leave_and_exit(f"{error}" + (f" ({error.hint})" if error.hint else ""), RankExit.REFUSED)
-        if catch_up.step >= 0:
-            self._s.applied, self._holds_state = catch_up.step, True
-        if doing is Next.WARM_UP:
-            return True
-        if doing is Next.WAIT:
-            if not shadow and not self._join_can_wait(catch_up):
-                self._leave_and_exit(
-                    f"lost the stream before step {place.step - 1} arrived ({catch_up.text})", RankExit.RESTART
-                )
-            exchange.wait(0.2)
-        return False
-
-    def _join_can_wait(self, catch_up: CatchUp) -> bool:
-        """Everybody waits for a replica that has joined: it may look for its stream for a moment only."""
-        if catch_up.connected:
-            self._joining_lost_since = None
-            return True
-        if self._joining_lost_since is None:
-            self._joining_lost_since = time.monotonic()
-        return time.monotonic() - self._joining_lost_since < JOIN_GRACE_S
-
-    def _make_catch_up(self, place: Place) -> CatchUp:
-        settings = self._settings
-        return CatchUp(
-            identity=Identity(settings.job, settings.token, settings.replica, self._w.incarnation),
-            plan=self.plan,
-            rails=settings.rails,
-            sources=self._w.exchange.sources(),
-            have=self._s.applied if self._holds_state else -1,
-            epoch=place.last_commit_epoch,
-            warm_ups=self._options.warm_up_steps,
-            buffer_bytes=self._options.stream_buffer_bytes,
-            parts=self._parts,
-            replay=self._s.replay,
-            tell=lambda step, epoch, ready, text: self._w.post(ShadowAt(step, epoch, ready, text)),
-            on_news=self._w.exchange.poke,
-        )
-
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _report(self, place: Place) -> None:
         state = "starting"
         if place.holding:
             state = "blocked"
-        elif self._catch_up is not None:
-            state = self._catch_up.state
+        elif self._shadow is not None and self._shadow.state is not None:
+            state = self._shadow.state
         elif place.role is Role.CONTRIBUTOR:
             state = "contributing"
         epoch = place.epoch.id if place.epoch is not None else place.last_commit_epoch
@@ -429,10 +364,6 @@ class Session:
             self._w.exchange.wait(0.05)
         self._shut_down(End(exit_code, reason))
 
-    def _leave_and_exit(self, reason: str, exit_code: int) -> NoReturn:
-        self._leave(reason, exit_code)
-        raise SystemExit(int(exit_code))
-
     def _finish(self, end: End) -> None:
         """The member has ended. Returns after the job's regular end, else raises SystemExit."""
         self._shut_down(end)
@@ -451,9 +382,8 @@ class Session:
             end.exit_code,
             end.reason,
         )
-        if self._catch_up is not None:
-            self._catch_up.close()
-            self._catch_up = None
+        if self._shadow is not None:
+            self._shadow.close()
         if self._wiring is not None:
             self._wiring.close()
         self._taker.close()

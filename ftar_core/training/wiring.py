@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ftar_core.errors import SettingsError
 from ftar_core.native import core, require
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
 from ftar_core.protocol.events import MemberEvent, PeerUnreachable, RingReady
@@ -29,12 +30,13 @@ from ftar_core.training.transfer import StateServer
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId, epoch_key
-from ftar_core.wire.messages import Endpoint, EpochInfo, RankInfo
+from ftar_core.wire.messages import Endpoint, EpochInfo, RailNotice, RankInfo
 
 if TYPE_CHECKING:
     from ftar_core.native._core import Event, Options
 
 log = logging.getLogger("ftar.session")
+EPOCHS_KEPT = 32
 
 
 class Wiring:
@@ -55,7 +57,6 @@ class Wiring:
         stream_buffer_bytes: int,
         end_grace_s: float,
     ) -> None:
-        require()
         self.settings = settings
         self._plan, self._last_step, self._journal = plan, last_step, journal
         self._end_grace_s = end_grace_s
@@ -63,17 +64,11 @@ class Wiring:
         self._heartbeat: core.Heartbeat | None = None
         self._phase = Phase.STARTUP
         self._progress = (0, 0, 0)
-        self._preparing: dict[bytes, EpochId] = {}
+        self._epochs: dict[bytes, EpochId] = {}  # by their keys on the links; the last few
+        self._rails_down: set[tuple[str, str]] = set()  # (peer, rail), as the coordinator was told
         self._end_noticed = threading.Event()
         self.incarnation = 0
-        self.engine = core.Engine(
-            settings.job,
-            settings.token,
-            settings.replica,
-            0,
-            [(rail.name, rail.device, rail.address) for rail in settings.rails],
-            options if options is not None else core.Options(),
-        )
+        self.engine = _engine(settings, options)
         self.exchange = Exchange(
             job=settings.job,
             replica=settings.replica,
@@ -168,16 +163,23 @@ class Wiring:
         self._progressed(*self._progress)
 
     def prepare_ring(self, epoch: EpochInfo) -> None:
-        self._preparing[epoch_key(self.settings.job, epoch.id)] = epoch.id
+        self._remember(epoch.id)
         self.exchange.prepare_ring(epoch)
 
     def discard_ring(self, epoch: EpochId) -> None:
-        self._preparing.pop(epoch_key(self.settings.job, epoch), None)
         self.exchange.discard_ring(epoch)
 
     def enter_epoch(self, order: EnterEpoch) -> None:
-        self._preparing.clear()
+        self._remember(order.epoch.id)
+        self._rails_down.clear()
         self.exchange.enter_epoch(order)
+        self.reporter.update(
+            state="contributing",
+            step=order.step,
+            term=order.epoch.id.term.number,
+            epoch=order.epoch.id.number,
+            contributors=order.epoch.names(),
+        )
         self._journal.write(
             "epoch",
             {
@@ -199,6 +201,7 @@ class Wiring:
     def waiting(self, reason: str) -> None:
         log.warning("%s waits: %s", self.settings.replica, reason)
         self.exchange.holding(reason)
+        self.reporter.update(state="blocked")
 
     def end(self, exit_code: int, reason: str) -> None:
         self.exchange.end(exit_code, reason)
@@ -224,7 +227,7 @@ class Wiring:
             if kind == "reduced":
                 self.exchange.reduced(event["epoch"], event["step"], event["bucket"])
             elif kind == "ready":
-                prepared = self._preparing.get(event["epoch"])
+                prepared = self._epochs.get(event["epoch"])
                 if prepared is not None:
                     self.post(RingReady(prepared))
             elif kind == "unreachable":
@@ -237,11 +240,11 @@ class Wiring:
                 log.info("%s: %s %s", kind, event.get("peer", ""), event.get("reason", ""))
 
     def _rail_changed(self, event: Event) -> None:
-        epoch = self.exchange.current(event["epoch"])
+        epoch = self._epochs.get(event["epoch"])
         self._journal.write(
             "rail",
             {
-                "epoch": epoch.id.number if epoch is not None else None,
+                "epoch": epoch.number if epoch is not None else None,
                 "peer": event["peer"],
                 "rail": event["rail"],
                 "direction": event["direction"],
@@ -253,3 +256,38 @@ class Wiring:
             },
         )
         self.reporter.refresh()
+        if self.exchange.current(event["epoch"]) is not None:
+            self._notify(event["peer"], event["rail"], event["state"], event["reason"])
+
+    def _notify(self, peer: str, rail: str, state: str, reason: str) -> None:
+        """Tell the coordinator of a rail that failed, and of its return. When all rails to a peer fail at once it is
+        the peer or its host, of which the coordinator hears otherwise."""
+        if state == "DOWN" and (peer, rail) not in self._rails_down:
+            if not any(link["peer"] == peer and link["state"] == "UP" for link in self.engine.links()):
+                return
+            self._rails_down.add((peer, rail))
+        elif state == "UP" and (peer, rail) in self._rails_down:
+            self._rails_down.discard((peer, rail))
+        else:
+            return
+        self.runtime.tell(RailNotice(peer=peer, rail=rail, state=state, reason=reason, rank=self.settings.rank))
+
+    def _remember(self, epoch: EpochId) -> None:
+        self._epochs[epoch_key(self.settings.job, epoch)] = epoch
+        while len(self._epochs) > EPOCHS_KEPT:
+            del self._epochs[next(iter(self._epochs))]
+
+
+def _engine(settings: Settings, options: Options | None) -> core.Engine:
+    require()
+    try:
+        return core.Engine(
+            settings.job,
+            settings.token,
+            settings.replica,
+            0,
+            [(rail.name, rail.device, rail.address) for rail in settings.rails],
+            options if options is not None else core.Options(),
+        )
+    except (ValueError, OSError) as error:
+        raise SettingsError(f"FTAR_RAILS: {error}", hint="compare with: ip -brief address") from None
