@@ -2,7 +2,7 @@
 
 uvicorn serves them; one server a socket, because TLS is on for one and off for the other. Its own signal handling and
 ten wakeups a second are left out: an agent at rest should sleep. A client that connects and does not finish its request
-headers within ten seconds is dropped (uvicorn has no such bound of its own).
+headers within five seconds is dropped (uvicorn has no such bound of its own).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agents.recovery.sockets import PATH_LIMIT, listen_unix
 from agents.settings import AgentSettings
 from ftar_core.wire.address import Address, parse_address
 
-HEADERS_S = 10.0
+HEADERS_S = 5.0
 BACKLOG = 128
 CONCURRENCY = 256
 SHUTDOWN_S = 3

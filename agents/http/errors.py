@@ -59,6 +59,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
         body = ErrorBody(code="not-found", thing=request.url.path, reason="there is no such route")
     elif error.status_code == 405:
         body = ErrorBody(code="not-found", thing=request.url.path, reason=f"it does not know {request.method}")
+    elif error.status_code == 400:  # a body that the JSON parser gave up on
+        return answer(ErrorBody(code="bad-request", thing=request.url.path, reason="not JSON"), 422)
     else:
         body = ErrorBody(code="bad-request", thing=request.url.path, reason=str(error.detail))
     return answer(body, error.status_code)

@@ -1,0 +1,139 @@
+"""A real ft-agent process for a test, with a client; whatever the test does, no process of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from ruamel.yaml import YAML
+
+TOKENS = {"viewer": "viewer-token-0000", "operator": "operator-token-00", "chaos": "chaos-token-00000"}
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Liveness only: generous, and says what it waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.02)
+
+
+class LiveAgent:
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.root = root
+        self.state = root / "state"
+        self.socket = root / "a.sock"
+        self.config = root / "agent.yaml"
+        self.log = root / "log"
+        tokens = root / "tokens.yaml"
+        write(tokens, [{"principal": f"the-{role}", "role": role, "token": token} for role, token in TOKENS.items()])
+        self.settings = {
+            "node": "node1",
+            "state_dir": str(self.state),
+            "listen": None,
+            "unix_socket": str(self.socket),
+            "tokens_file": str(tokens),
+            **settings,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        self._pids: set[int] = set()
+
+    def start(self, *arguments: str, wait: bool = True) -> LiveAgent:
+        write(self.config, self.settings)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "agents.daemon", "--config", str(self.config), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+            )
+        self._pids.add(self.process.pid)
+        if wait:
+            until(self._answers, f"the agent answers; its log: {self.text()}")
+            watchdog = self.get("/v1/node").json()["agent"]["watchdog_pid"]
+            if watchdog:
+                self._pids.add(watchdog)
+        return self
+
+    def text(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait(10)
+
+    def client(self, role: str = "chaos") -> httpx.Client:
+        headers = {"Authorization": f"Bearer {TOKENS[role]}"} if role in TOKENS else {}
+        transport = httpx.HTTPTransport(uds=str(self.socket))
+        return httpx.Client(transport=transport, base_url="http://agent", headers=headers, timeout=30)
+
+    def get(self, path: str, role: str = "chaos") -> httpx.Response:
+        with self.client(role) as client:
+            return client.get(path)
+
+    def post(self, path: str, body: Any = None, role: str = "chaos") -> httpx.Response:
+        with self.client(role) as client:
+            return client.post(path, json=body)
+
+    def inject(self, **wish: Any) -> dict[str, Any]:
+        response = self.post("/v1/faults", wish)
+        assert response.status_code == 200, response.text
+        fault: dict[str, Any] = response.json()
+        return fault
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the agent ended with {self.process.returncode}: {self.text()}"
+        try:
+            return self.get("/healthz").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+def write(path: Path, data: Any) -> None:
+    path.touch(mode=0o600)
+    with path.open("w") as file:
+        YAML(typ="safe").dump(data, file)
+
+
+@contextmanager
+def live_agent(**settings: Any) -> Iterator[LiveAgent]:
+    """Under /tmp, because pytest's own directories are too long for a Unix socket."""
+    root = Path(tempfile.mkdtemp(prefix="ft-agent-"))
+    agent = LiveAgent(root, **settings)
+    try:
+        yield agent
+    finally:
+        agent.close()
+        shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,204 @@
+"""How the agent starts, or says in one line why it does not; TLS; and what it imports."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live_agent import TOKENS, LiveAgent, live_agent, write
+
+from agents import tokens
+from agents.api.words import Role
+
+
+def refusal(agent: LiveAgent, code: int = 2) -> str:
+    """The one line with which an agent refuses to start."""
+    agent.start(wait=False)
+    assert agent.process is not None
+    assert agent.process.wait(60) == code, agent.text()
+    lines = agent.text().splitlines()
+    assert len(lines) == 1, agent.text()
+    assert lines[0].startswith("ft-agent: ")
+    return lines[0]
+
+
+def test_tokens_that_others_can_read_are_no_tokens() -> None:
+    with live_agent() as agent:
+        (agent.root / "tokens.yaml").chmod(0o644)
+        assert "chmod 600" in refusal(agent)
+
+
+def test_off_loopback_only_with_tls() -> None:
+    with live_agent(listen="0.0.0.0:0") as agent:
+        assert "tls_cert" in refusal(agent)
+
+
+def test_an_unknown_setting_is_an_error() -> None:
+    with live_agent(colour="red") as agent:
+        assert "colour" in refusal(agent)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with live_agent(listen=f"127.0.0.1:{port}") as agent:
+            line = refusal(agent)
+            assert f"127.0.0.1:{port}" in line
+            assert "already" in line
+
+
+def test_a_second_agent_on_the_same_state_is_refused_and_the_first_lives() -> None:
+    with live_agent() as agent:
+        agent.start("--allow-faults")
+        fault = agent.inject(kind="noop", duration_s=60)
+        second = LiveAgent(agent.root, **{**agent.settings, "unix_socket": str(agent.root / "b.sock")})
+        second.config, second.log = agent.root / "b.yaml", agent.root / "b.log"
+        try:
+            line = refusal(second, code=1)
+            assert f"another agent (pid {agent.pid})" in line
+        finally:
+            second.close()
+        assert agent.get(f"/v1/faults/{fault['id']}").json()["state"] == "active"
+
+
+def test_without_allow_faults_nothing_is_injected_and_no_watchdog_runs() -> None:
+    with live_agent() as agent:
+        agent.start()
+        refused = agent.post("/v1/faults", {"kind": "noop"})
+        assert (refused.status_code, refused.json()["code"]) == (403, "faults-disabled")
+        assert "--allow-faults" in refused.json()["hint"]
+        view = agent.get("/v1/node").json()["agent"]
+        assert view["watchdog_pid"] is None
+        assert not view["allow_faults"]
+
+
+def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    with live_agent(listen="127.0.0.1:0", tls_cert=str(cert), tls_key=str(key)) as agent:
+        agent.start()
+        started = agent.get("/v1/events").json()["events"][0]["reason"]
+        port = int(started.split("127.0.0.1:")[1].split(",")[0])
+        context = ssl.create_default_context(cafile=str(cert))
+        headers = {"Authorization": f"Bearer {TOKENS['viewer']}"}
+        response = httpx.get(f"https://127.0.0.1:{port}/v1/node", verify=context, headers=headers)
+        assert response.json()["name"] == "node1"
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{port}/healthz")
+        assert agent.get("/healthz").status_code == 200, "the Unix socket needs no TLS"
+
+
+def test_a_key_that_is_none_is_said_in_one_line(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_text("not a key")
+    junk.chmod(0o600)
+    with live_agent(listen="127.0.0.1:0", tls_cert=str(junk), tls_key=str(junk)) as agent:
+        assert "not a certificate" in refusal(agent)
+
+
+def certificate(directory: Path) -> tuple[Path, Path]:
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "node1")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = directory / "cert.pem", directory / "key.pem"
+    cert_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    key_path.touch(mode=0o600)
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert_path, key_path
+
+
+# --- tokens -------------------------------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {"principal": "ann", "role": "chaos", "token": "a-token-of-16-ch"}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "at least one"),
+        ({"principal": "ann"}, "list"),
+        (["ann"], "entry 1"),
+        ([{**GOOD, "more": 1}], "entry 1"),
+        ([{"principal": "ann", "role": "chaos"}], "entry 1"),
+        ([{**GOOD, "role": "king"}], "king"),
+        ([{**GOOD, "token": "short"}], "16 characters"),
+        ([GOOD, {**GOOD, "principal": "bob"}], "same token as ann"),
+        ([{**GOOD, "token": 12345678901234567}], "entry 1"),
+    ],
+)
+def test_a_token_file_that_is_wrong(tmp_path: Path, data: Any, words: str) -> None:
+    path = tmp_path / "tokens.yaml"
+    write(path, data)
+    with pytest.raises(tokens.TokensProblem, match=words) as caught:
+        tokens.load(path)
+    assert GOOD["token"] not in str(caught.value)
+
+
+def test_a_token_file_that_is_no_yaml_is_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    path.touch(mode=0o600)
+    path.write_text("- {token: very-secret-token-123: [")
+    with pytest.raises(tokens.TokensProblem) as caught:
+        tokens.load(path)
+    assert "very-secret" not in str(caught.value)
+
+
+def test_a_pipe_instead_of_a_token_file_does_not_hang(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    os.mkfifo(path, 0o600)
+    with pytest.raises(tokens.TokensProblem, match="not a regular file"):
+        tokens.load(path)
+
+
+def test_a_token_names_its_principal(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    write(path, [GOOD, {"principal": "bob", "role": "viewer", "token": "b-token-of-16-ch"}])
+    known = tokens.load(path)
+    assert known.whose(GOOD["token"]) == tokens.Principal("ann", Role.CHAOS)
+    assert known.whose("b-token-of-16-ch") == tokens.Principal("bob", Role.VIEWER)
+    assert known.whose("") is None
+    assert known.whose(GOOD["token"] + "x") is None
+
+
+# --- weight -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        ("agents.injection.watchdog", ["pydantic", "fastapi", "asyncio", "psutil", "torch", "pyroute2"]),
+        ("agents.daemon", ["torch", "pyroute2", "numpy", "pynvml"]),
+        ("agents.api.models", ["fastapi", "torch", "psutil"]),
+    ],
+)
+def test_what_is_not_imported(module: str, without: list[str]) -> None:
+    code = f"import sys, {module}; print([m for m in {without} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
