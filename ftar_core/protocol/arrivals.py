@@ -133,9 +133,12 @@ def _knows_more(job: Job, hello: Hello, now: float) -> bool:
 def _is_present_life(job: Job, replica: Replica, hello: Hello) -> bool:
     if hello.incarnation != replica.incarnation or (replica.name, replica.incarnation) in job.revoked:
         return False
-    if replica.state not in GONE:
-        return True
-    return replica.name in job.gone or hello.report.epoch == NO_EPOCH
+    if hello.report.epoch == NO_EPOCH:
+        return True  # it never contributed: a shadow, or one whom the word of its first epoch did not reach
+    member = job.members.get(replica.name)
+    if member is None or member.incarnation != replica.incarnation:
+        return False
+    return replica.state not in GONE or replica.name in job.gone
 
 
 def _new_life(job: Job, conn: int, replica: Replica, hello: Hello, now: float) -> None:

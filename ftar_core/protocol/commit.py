@@ -27,12 +27,13 @@ from ftar_core.wire.messages import Commit, Done, EpochInfo, Hold, Join, MemberI
 
 def advance(job: Job, now: float) -> None:
     """Do what the facts ask for, until nothing more is to be done."""
-    while job.mode is Mode.RUNNING:
+    while job.mode is Mode.RUNNING and not job.persisted:
         if not (_commit_step(job, now) or _change_epoch(job, now)):
-            break
+            _watch_hold(job, now)
+            consider_joins(job, now)
+            return
     if job.mode is Mode.RUNNING:
-        _watch_hold(job, now)
-        consider_joins(job, now)
+        job.timers["again"] = now  # the rest when the record is known to be written
 
 
 # --- commit --------------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ class JobConfig:
     member_wait_s: float = 600.0  # how long members wait for a lost coordinator (told in Welcome)
     prepare_s: float = 2.0  # a join whose links are not up after this is tried again
     record_retry_s: float = 1.0
+    record_check_s: float = 5.0  # the record is written anew this often: finds a full disk, or a successor, early
     finish_wait_s: float = 30.0  # after the last commit, for members that still have to fetch it
 
     def __post_init__(self) -> None:

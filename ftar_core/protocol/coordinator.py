@@ -55,6 +55,7 @@ class Coordinator:
             table.slots, table.cordoned = dict(record.slots), frozenset(record.cordoned)
         self.job = Job(config=config, term=claim.term, table=table, started=now, record=record)
         self.job.timers["scan"] = now + config.detection.heartbeat_interval_s
+        self.job.timers["check"] = now + config.record_check_s
         settle.begin(self.job, claim.fresh, now)
 
     def handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorEffect]:
@@ -65,12 +66,18 @@ class Coordinator:
         undo, job.undo, job.persisted = job.undo, None, False
         if isinstance(event, RecordFailed):
             self._record_failed(event.reason, undo, now)
+            self._due(now)
         else:
+            self._due(now)
             if undo is not None and job.record_problem:
                 job.record_problem = ""
                 job.emit("record.written", job.config.job, "the record can be written again")
             self._dispatch(event, now)
-        self._due(now)
+        if job.timers.get("check", now + 1) <= now:
+            self._check_record(now)
+        if job.mode is Mode.FINISHED and not self._awaited():  # by now the event may have been the last goodbye
+            job.stop(0, f"the job has ended: {job.reason}")
+        # A record that fails takes everything behind it in this list away. So what follows one is only what belongs to it.
         if job.mode is Mode.STARTING:
             settle.try_start(job, now)
         elif job.mode is Mode.RECOVERING:
@@ -192,7 +199,7 @@ class Coordinator:
     def _due(self, now: float) -> None:
         """Run what is due. Timers that only wake `advance` need nothing more than to be forgotten."""
         job = self.job
-        due = {name: at for name, at in job.timers.items() if at <= now}
+        due = {name: at for name, at in job.timers.items() if at <= now and name != "check"}
         for name, at in due.items():
             del job.timers[name]
             if name == "scan":
@@ -203,6 +210,8 @@ class Coordinator:
                 detector.judge_unreachable(job, now)
             elif name == "sort" and job.mode is Mode.RUNNING:
                 settle.sort_out(job, now)
+            elif name == "record":
+                job.timers["check"] = now  # is it better by now?
             elif name in ("recovery", "gather"):
                 job.waited = True
             elif name == "hold-exit":
@@ -212,8 +221,14 @@ class Coordinator:
             elif name == "finish":
                 job.stop(0, f"the job has ended: {job.reason}")
                 return
-        if job.mode is Mode.FINISHED and not self._awaited():
-            job.stop(0, f"the job has ended: {job.reason}")
+
+    def _check_record(self, now: float) -> None:
+        """Write the record anew. A disk that is full shows before an epoch depends on it, and a coordinator that was
+        replaced while nothing happened learns it from its store and ends, instead of holding members for ever."""
+        job = self.job
+        job.timers["check"] = now + job.config.record_check_s
+        if job.mode in (Mode.RUNNING, Mode.RECOVERING) and job.can_persist(now):
+            job.rewrite_record(lambda at: None)
 
     def _awaited(self) -> bool:
         """Members that have not shown that they know the end: still connected, or cut off before they said so."""

@@ -138,7 +138,8 @@ class PeerUnreachable:
 
 @dataclass(frozen=True)
 class LeaveNow:
-    """The session cannot go on (exception in the update, lost state): tell the coordinator and end."""
+    """The session cannot go on (exception in the update, lost state, told to join while nobody is left to get the state
+    from): tell the coordinator and end."""
 
     reason: str
     exit_code: int

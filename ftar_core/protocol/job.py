@@ -174,7 +174,11 @@ class Job:
         """The same epoch with the present cordons and end wish; nothing to write before the first epoch."""
         if self.record is not None:
             changed = msgspec.structs.replace(
-                self.record, cordoned=tuple(sorted(self.table.cordoned)), ended=bool(self.finishing)
+                self.record,
+                term=self.term,
+                cordoned=tuple(sorted(self.table.cordoned)),
+                ended=bool(self.finishing),
+                next_incarnation=self.table.next_incarnation,
             )
             self.persist(changed, undo)
 

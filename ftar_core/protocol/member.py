@@ -47,6 +47,7 @@ from ftar_core.wire.messages import (
     Hold,
     Join,
     Leaving,
+    MemberInfo,
     Message,
     NewEpoch,
     Prepare,
@@ -206,6 +207,8 @@ class Member:
             case Catchup(sources=sources):
                 return self._catchup(sources)
             case Prepare(epoch=epoch):
+                if self._older(epoch.id):
+                    return []
                 discard = self._discard()
                 self._prepared = epoch
                 return [*discard, PrepareRing(epoch)]
@@ -287,11 +290,13 @@ class Member:
         self.step, self.deal, self.last_commit_epoch = message.step, message.deal, message.last_commit_epoch
         return [*effects, EnterEpoch(message.epoch, message.step, message.deal, False, message.last_commit_epoch)]
 
-    def _catchup(self, sources: tuple[object, ...]) -> list[MemberEffect]:
+    def _catchup(self, sources: tuple[MemberInfo, ...]) -> list[MemberEffect]:
         if self.epoch is not None:
-            return self._leave("told to catch up while contributing")
+            return []  # late: it contributes already
         self.shadow = True
-        return [FollowSources(sources)]  # type: ignore[arg-type]
+        # A coordinator that came back does not know yet how far this shadow is.
+        ready: list[MemberEffect] = [Tell(CaughtUp(step=self._shadow_step))] if self._shadow_ready else []
+        return [FollowSources(sources), *ready]
 
     # --- from the session
 
@@ -315,6 +320,7 @@ class Member:
 
     def _shadow_at(self, event: ShadowAt) -> list[MemberEffect]:
         self._shadow_step, self._shadow_epoch = event.step, event.last_commit_epoch
+        self._shadow_ready = event.ready
         if not self.shadow:
             if event.step >= self.step - 1:
                 self._state_there = True

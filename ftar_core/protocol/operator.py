@@ -72,8 +72,8 @@ def _drain(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
         job.emit("replica.draining", found.name, why)
         reply(job, conn, request, ("ok", f"{found.name} leaves behind the commit of step {job.step}"))
         return
-    _cordon(job, found, conn, request, f"{found.name} contributed nothing yet and is out", now)
     _put_out_shadow(job, found, why, now)
+    _cordon(job, found, conn, request, f"{found.name} contributed nothing yet and is out", now)
 
 
 def _cannot_drain(job: Job, replica: Replica, force: bool) -> Answer | None:

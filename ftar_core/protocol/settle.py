@@ -9,7 +9,7 @@ from ftar_core.protocol.joins import admit_shadow, send_catchup
 from ftar_core.protocol.membership import Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, decide
 from ftar_core.wire.ids import NO_EPOCH
-from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, NewEpoch, Refused
+from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch, Refused
 
 
 def begin(job: Job, fresh: bool, now: float) -> None:
@@ -126,7 +126,7 @@ def _undecided(job: Job, decision: Undecided, waited: bool, now: float) -> None:
         if job.finishing and not job.standings:
             job.stop(0, f"the job had ended ({job.finishing}) and no member is left")
             return
-        if _all_replaced(job) and not job.forced:
+        if job.waited and _all_replaced(job) and not job.forced:
             stop_job(job, f"{decision.reason}; every member has been restarted, so the state is gone")
             return
     job.forced = False
@@ -249,8 +249,10 @@ def _settle_by_retry(job: Job, decision: Settled, epoch: EpochInfo, standings: d
         lost={n: "not back after the recovery" for n in decision.contributors if n not in decision.members},
         last_commit_epoch=job.last_commit_epoch,
     )
+    join = Join(term=job.term, epoch=epoch, step=job.step, deal=job.deal, last_commit_epoch=job.last_commit_epoch)
     for name in decision.members:
-        job.send_to(name, news)
+        # Recorded, but the word never reached it: it holds the state as a shadow, or as it was initialised.
+        job.send_to(name, join if standings[name].report.epoch == NO_EPOCH else news)
 
 
 def _running(job: Job) -> None:

@@ -1,0 +1,25 @@
+"""The cluster under random faults: `pytest tests/simulation --seeds N [--first-seed S]`; a failure prints its history.
+
+One seed by hand: `pytest tests/simulation -k seeds --first-seed 811 --seeds 1`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from .chaos import run
+from .conftest import DEFAULT_SEEDS
+
+PARTS = 20
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_cluster_under_random_faults_keeps_one_truth(part: int, request: pytest.FixtureRequest) -> None:
+    seeds = request.config.getoption("seeds", DEFAULT_SEEDS)
+    first = request.config.getoption("first_seed", 0)
+    outcomes = [run(seed) for seed in range(first + part, first + seeds, PARTS)]
+    if len(outcomes) >= 20:
+        went_on = [o for o in outcomes if o.ended == "progress"]
+        assert len(went_on) > 0.75 * len(outcomes), "most runs must survive their faults, not merely explain them"
+        assert sum(o.faults for o in outcomes) > len(outcomes), "the runs had hardly any faults"
+        assert sum(o.steps for o in outcomes) > 5 * len(outcomes), "the runs committed hardly anything"

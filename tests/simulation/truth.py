@@ -1,0 +1,90 @@
+"""Checkers that know nothing of the protocol: they see only what replicas commit, with which contributions.
+
+(A) replicas that commit a step hold identical results; (B) no step is committed under two contributor sets: both fall
+out of one comparison, since a result is the set of (life, batch) that went into it. (C) nobody commits or changes the
+membership it reduces with while it has no coordinator. (D) a life that missed a committed step is out: nothing that is
+committed later has its contribution, no two lives of a replica ever work on the same step, and an epoch's number means
+one membership. And every batch is trained exactly once in the committed history.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ftar_core.wire.ids import EpochId
+from ftar_core.wire.messages import EpochInfo
+
+Contribution = tuple[str, int, int | None]  # replica, incarnation, batch (None: weight 0)
+Result = frozenset[Contribution]
+
+
+class Violation(AssertionError):
+    """The protocol broke a promise."""
+
+
+def names(result: Result) -> str:
+    return "{" + ", ".join(f"{r}#{i % 1000000}:{b}" for r, i, b in sorted(result, key=str)) + "}"
+
+
+@dataclass
+class Truth:
+    committed: dict[int, Result] = field(default_factory=dict)
+    trained: dict[int, int] = field(default_factory=dict)  # batch -> step
+    verdicts: dict[int, str] = field(default_factory=dict)
+    epochs: dict[EpochId, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    part_until: dict[tuple[str, int], int] = field(default_factory=dict)  # life -> the last step it had a part in
+
+    def commit(self, who: str, step: int, result: Result, verdict: str, connected: bool) -> None:
+        """`who` applies `step`."""
+        if not connected:
+            raise Violation(f"C: {who} commits step {step} without a coordinator")
+        known = self.committed.get(step)
+        if known is None:
+            self._first(step, result, verdict)
+        elif known != result:
+            if {c[:2] for c in known} != {c[:2] for c in result}:
+                raise Violation(f"B: step {step} committed with {names(known)} and by {who} with {names(result)}")
+            raise Violation(f"A: {who} holds another result of step {step}: {names(known)} / {names(result)}")
+        elif self.verdicts[step] != verdict:
+            raise Violation(f"A: step {step} is {self.verdicts[step]} for some and {verdict} for {who}")
+
+    def _first(self, step: int, result: Result, verdict: str) -> None:
+        if step > 1 and step - 1 not in self.committed:
+            raise Violation(f"step {step} is committed, but step {step - 1} never was")
+        replicas = [c[0] for c in result]
+        if len(set(replicas)) != len(replicas):
+            raise Violation(f"D: two lives of one replica contribute to step {step}: {names(result)}")
+        for replica, incarnation, batch in result:
+            before = self.part_until.get((replica, incarnation), step - 1)
+            if before != step - 1:
+                raise Violation(f"D: {replica}#{incarnation} was out since step {before + 1}, contributes to {step}")
+            self.part_until[(replica, incarnation)] = step
+            if batch is None:
+                continue
+            if batch in self.trained:
+                raise Violation(f"data: batch {batch} trained at steps {self.trained[batch]} and {step}")
+            self.trained[batch] = step
+        if all(batch is None for _, _, batch in result):
+            raise Violation(f"data: step {step} was committed without any data")
+        self.committed[step] = result
+        self.verdicts[step] = verdict
+
+    def change(self, who: str, step: int, connected: bool, epoch: EpochInfo) -> None:
+        """`who` takes another membership for `step`."""
+        lives = tuple((m.replica, m.incarnation) for m in epoch.members)
+        if self.epochs.setdefault(epoch.id, lives) != lives:
+            raise Violation(f"D: epoch {epoch.id} has two memberships: {self.epochs[epoch.id]} and {lives}")
+        if not connected:
+            raise Violation(f"C: {who} changes its epoch at step {step} without a coordinator")
+
+    def all_dealt(self, cursor: int, waiting: set[int]) -> None:
+        """At the end: what was dealt is trained, or waits in the deal, and nothing is both or neither."""
+        trained = set(self.trained)
+        if trained & waiting:
+            raise Violation(f"data: batches {sorted(trained & waiting)} are trained and wait to be trained")
+        if trained | waiting != set(range(cursor)):
+            raise Violation(f"data: batches {sorted(set(range(cursor)) - trained - waiting)} were lost")
+
+    @property
+    def last(self) -> int:
+        return max(self.committed, default=0)
