@@ -108,16 +108,11 @@ class Cluster:
         return self.engines[i].links()
 
     def submit(self, i: int, epoch: bytes, step: int, bucket: int, src: Array, dst: Array, dtype: str) -> None:
-        self.engines[i].submit(
-            epoch, step, bucket, src.ctypes.data, dst.ctypes.data, src.size, core.DTYPES[dtype]
-        )
+        self.engines[i].submit(epoch, step, bucket, src.ctypes.data, dst.ctypes.data, src.size, core.DTYPES[dtype])
 
     def reduced(self, i: int, epoch: bytes, step: int, bucket: int, timeout_s: float = 20.0) -> None:
         def done(e: Event) -> bool:
-            return (
-                e["type"] in {"reduced", "failed"}
-                and (e["epoch"], e["step"], e["bucket"]) == (epoch, step, bucket)
-            )
+            return e["type"] in {"reduced", "failed"} and (e["epoch"], e["step"], e["bucket"]) == (epoch, step, bucket)
 
         event = self.wait(i, done, timeout_s)
         assert event["type"] == "reduced", event

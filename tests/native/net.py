@@ -1,0 +1,195 @@
+"""Two or more nodes from network namespaces: a veth a rail into that rail's bridge, as behind a switch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+WORKER = Path(__file__).with_name("ring_worker.py")
+
+
+def ip(*words: str, check: bool = True) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise AssertionError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+class Net:
+    """Namespaces PREFIX-sw (bridges) and PREFIX-n0, -n1, ...; rail k of node i has the address 10.77.k.(i+1)."""
+
+    def __init__(self, nodes: int, rails: int = 2) -> None:
+        self.prefix = f"ftart{os.getpid()}"
+        self.nodes, self.rails = nodes, rails
+        self.names = [f"{self.prefix}-sw", *(self.ns(i) for i in range(nodes))]
+
+    def ns(self, node: int) -> str:
+        return f"{self.prefix}-n{node}"
+
+    def __enter__(self) -> Net:
+        try:
+            for name in self.names:
+                ip("netns", "add", name)
+            switch = self.names[0]
+            for k in range(self.rails):
+                ip("-n", switch, "link", "add", f"br{k}", "type", "bridge", "forward_delay", "0")
+                ip("-n", switch, "link", "set", f"br{k}", "up")
+                for i in range(self.nodes):
+                    ns = self.ns(i)
+                    ip(
+                        "-n",
+                        ns,
+                        "link",
+                        "add",
+                        f"rail{k}",
+                        "type",
+                        "veth",
+                        "peer",
+                        "name",
+                        f"n{i}r{k}",
+                        "netns",
+                        switch,
+                    )
+                    ip("-n", switch, "link", "set", f"n{i}r{k}", "master", f"br{k}", "up")
+                    ip("-n", ns, "addr", "add", f"10.77.{k}.{i + 1}/24", "dev", f"rail{k}")
+                    ip("-n", ns, "link", "set", f"rail{k}", "up")
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        for name in self.names:
+            ip("netns", "del", name, check=False)
+
+    def rail_list(self, node: int) -> list[tuple[str, str, str]]:
+        return [(f"rail{k}", f"rail{k}", f"10.77.{k}.{node + 1}") for k in range(self.rails)]
+
+    def link(self, node: int, rail: int, state: str) -> None:
+        ip("-n", self.ns(node), "link", "set", f"rail{rail}", state)
+
+    def lose_silently(self, node: int, rail: int, to: int) -> None:
+        """Frames from node to `to` on this rail go to a MAC address that nobody has."""
+        ip("-n", self.ns(node), "neigh", "replace", f"10.77.{rail}.{to + 1}", "lladdr", "02:00:00:00:00:99",
+           "dev", f"rail{rail}", "nud", "permanent")  # fmt: skip
+
+    def lose_no_more(self, node: int, rail: int, to: int) -> None:
+        ip("-n", self.ns(node), "neigh", "del", f"10.77.{rail}.{to + 1}", "dev", f"rail{rail}")
+
+
+class Worker:
+    """A ring_worker process, in a namespace if one is given."""
+
+    def __init__(
+        self, name: str, incarnation: int, rails: list[tuple[str, str, str]], ns: str = "", **settings: int
+    ) -> None:
+        prefix = ["ip", "netns", "exec", ns] if ns else []
+        self.name, self.incarnation = name, incarnation
+        argv = [sys.executable, str(WORKER), name, str(incarnation), json.dumps(rails), json.dumps(settings)]
+        self.process = subprocess.Popen(prefix + argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.endpoints: list[Any] = self.read()["endpoints"]
+
+    def read(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"{self.name} ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def write(self, message: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, what: str, **more: int) -> Any:
+        self.write({"ask": what, **more})
+        return self.read()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)  # `ip netns exec` has become the worker itself
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class Ranks:
+    """Workers in one ring, reducing until told to stop."""
+
+    def __init__(self, net: Net | None, n: int, count: int, pause_s: float = 0.0, **settings: int) -> None:
+        self.workers: list[Worker] = []
+        loopback = [("rail0", "", "127.0.0.1"), ("rail1", "", "127.0.0.2")]
+        try:
+            for i in range(n):
+                rails, ns = (net.rail_list(i), net.ns(i)) if net else (loopback, "")
+                self.workers.append(Worker(f"r{i}", i + 1, rails, ns, **settings))
+            members = [{"name": w.name, "incarnation": w.incarnation, "rails": w.endpoints} for w in self.workers]
+            start = {"members": members, "count": count, "epoch": os.urandom(16).hex(), "pause_s": pause_s}
+            for i, worker in enumerate(self.workers):
+                worker.write({**start, "me": i})
+        except BaseException:
+            self.kill()
+            raise
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+    def states(self) -> list[dict[str, Any]]:
+        states = [w.ask("state") for w in self.workers]
+        assert [s["error"] for s in states] == [""] * len(states)
+        return states
+
+    def advance(self, steps: int, timeout_s: float = 30.0) -> float:
+        """Wait until everybody has done so many more; the longest a step took, in seconds."""
+        goal = min(s["steps"] for s in self.states()) + steps
+        longest = [0.0]
+
+        def done() -> bool:
+            states = self.states()
+            longest[0] = max(longest[0], *(s["longest_s"] for s in states))
+            return min(s["steps"] for s in states) >= goal
+
+        eventually(done, f"{steps} more steps", timeout_s, self.workers)
+        return longest[0]
+
+    def active(self) -> set[str]:
+        """The rails that carry data, of all links at both ends."""
+        return {li["rail"] for w in self.workers for li in w.ask("links") if li["active"]}
+
+    def finish(self) -> None:
+        """Everybody stops at the same step, in good order."""
+        goal = max(s["steps"] for s in self.states()) + 3
+        for worker in self.workers:
+            worker.ask("stop-at", step=goal)
+        eventually(lambda: all(s["steps"] == goal for s in self.states()), f"step {goal} everywhere", 30, self.workers)
+
+
+def eventually(done: Callable[[], bool], what: str, timeout_s: float, workers: list[Worker]) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() > deadline:
+            facts = [
+                (w.ask("state"), w.ask("links"), w.ask("events")[-12:]) for w in workers if w.process.poll() is None
+            ]
+            raise AssertionError(f"not within {timeout_s} s: {what}; {json.dumps(facts, indent=1)}")
+        time.sleep(0.005)
