@@ -22,9 +22,9 @@ from .trainer import Recipe, run
 
 TOKEN, OPERATOR_TOKEN = "training-test-token-1", "training-test-operator-token"
 DEADLINE_S = 45.0
-_forks = multiprocessing.get_context("forkserver")
+FORKS = multiprocessing.get_context("forkserver")
 # An optimizer imports torch._dynamo when the first one is made: seconds, in every replica.
-_forks.set_forkserver_preload(["ftar_core.training.session", "torch._dynamo"])
+FORKS.set_forkserver_preload(["ftar_core.training.session", "torch._dynamo"])
 
 Line = dict[str, Any]
 
@@ -87,23 +87,29 @@ class Job:
         assert self._coordinator is not None
         return self._coordinator.wait(DEADLINE_S)
 
-    def start(self, *names: str, **options: Any) -> None:
+    def environment(self, name: str) -> dict[str, str]:
+        return {
+            "FTAR_COORDINATOR": f"127.0.0.1:{self.port}",
+            "FTAR_JOB": "t",
+            "FTAR_REPLICA": name,
+            "FTAR_TOKEN_FILE": str(self.path / "token"),
+            "FTAR_RAILS": "a=127.0.0.1,b=127.0.0.2",
+            "FTAR_NODE": f"node-{name}",
+            "FTAR_JOURNAL": str(self.journals),
+        }
+
+    def start(self, *names: str, environment: dict[str, str] | None = None, **options: Any) -> None:
+        """`options` are fields of Recipe."""
         for name in names:
-            environment = {
-                "FTAR_COORDINATOR": f"127.0.0.1:{self.port}",
-                "FTAR_JOB": "t",
-                "FTAR_REPLICA": name,
-                "FTAR_TOKEN_FILE": str(self.path / "token"),
-                "FTAR_RAILS": "a=127.0.0.1,b=127.0.0.2",
-                "FTAR_NODE": f"node-{name}",
-                "FTAR_JOURNAL": str(self.journals),
-                **options.pop("environment", {}),
-            }
-            recipe = Recipe(replica=name, environment=environment, log=self.path / f"{name}.log", **options)
-            process = _forks.Process(target=run, args=(recipe,), name=name)
+            settings = {**self.environment(name), **(environment or {})}
+            recipe = Recipe(replica=name, environment=settings, log=self.path / f"{name}.log", **options)
+            process = FORKS.Process(target=run, args=(recipe,), name=name)
             process.start()
-            self.replicas[name] = process
-            self._everything.append(process)
+            self.adopt(name, process)
+
+    def adopt(self, name: str, process: BaseProcess) -> None:
+        self.replicas[name] = process
+        self._everything.append(process)
 
     def kill(self, name: str) -> None:
         pid = self.replicas[name].pid

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import torch
@@ -203,6 +205,81 @@ def test_another_model_is_refused_at_the_door_with_its_name(job: Job) -> None:
     log = (job.path / "r1.log").read_text()
     assert "plan" in log
     assert "Traceback" not in log
+
+
+def test_a_state_that_is_not_this_model_s_is_refused_with_the_tensor_s_name(job: Job) -> None:
+    """The bucket plans agree: the difference is in a part of the model that is not trained."""
+    job.coordinator(replicas=2)
+    job.start("r0", "r1", steps=0, step_ms=5, frozen_width=3)
+    job.wait_step("r0", 3)
+    job.kill("r1")
+    job.start("r1", steps=0, step_ms=5, frozen_width=4)
+    assert job.exit_code("r1") == 77, job.logs()
+    log = (job.path / "r1.log").read_text()
+    assert "tensor 3.frozen.weight: torch.float32 (4, 1) here, torch.float32 (3, 1) in the fetched state" in log
+    assert "Traceback" not in log
+    job.wait_step("r0", max(job.steps("r0")) + 3)
+
+
+def test_a_source_that_dies_while_followed_does_not_stop_the_shadow(job: Job) -> None:
+    """r3 catches up and follows; whichever replica it follows is killed as soon as it has its state."""
+    job.coordinator(replicas=3, options=("--prepare", "1s"))
+    job.start("r0", "r1", "r2", steps=200, step_ms=15)
+    job.wait_step("r0", 10)
+    job.kill("r2")
+    job.start("r2", steps=200, step_ms=15)
+    until(lambda: "state after step" in (job.path / "r2.log").read_text(), job.logs)
+    source = (job.path / "r2.log").read_text().rsplit("state after step", 1)[1].split(" from ")[1].split(":")[0]
+    job.kill(source)
+    job.wait_step(next(name for name in ("r0", "r1") if name != source), 60)
+    if job.replicas["r2"].exitcode == 75:  # it had joined already and its stream was gone: its supervisor starts it
+        job.start("r2", steps=200, step_ms=15)
+    job.start(source, steps=200, step_ms=15)
+    job.assert_finished("r0", "r1", "r2")
+    job.assert_identical("r0", "r1", "r2")
+
+
+def test_a_replica_that_was_paused_and_evicted_disturbs_nobody_and_asks_to_be_started_again(job: Job) -> None:
+    job.coordinator(replicas=3, options=("--suspect-after", "0.5s", "--evict-after", "1s"))
+    job.start("r0", "r1", "r2", steps=0, step_ms=10)
+    job.wait_step("r0", 10)
+    pid = job.replicas["r1"].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: job.lines("r0", "step")[-1]["contributors"] == ["r0", "r2"], job.logs)
+    os.kill(pid, signal.SIGCONT)
+    assert job.exit_code("r1") == 75, job.logs()
+    job.wait_step("r0", max(job.steps("r0")) + 10)
+    assert (
+        job.steps("r0") == job.steps("r2")[: len(job.steps("r0"))]
+        or job.steps("r2") == job.steps("r0")[: len(job.steps("r2"))]
+    )
+
+
+def test_a_loop_that_is_left_early_leaves_the_job(job: Job) -> None:
+    job.coordinator(replicas=2)
+    job.start("r0", steps=30, step_ms=5)
+    job.start("r1", steps=30, step_ms=5, stop_loop_at=10)
+    assert job.exit_code("r1") == 0
+    assert "the training loop was left before the job's last step" in (job.path / "r1.log").read_text()
+    job.assert_finished("r0")
+    assert job.steps("r0") == list(range(1, 31))
+
+
+def test_a_buffer_that_forward_changes_is_refused_at_the_first_step(job: Job) -> None:
+    job.coordinator(replicas=1)
+    job.start("r0", steps=5, counts_calls=True)
+    assert job.exit_code("r0") == 2
+    assert "buffer 3.calls was changed in forward" in (job.path / "r0.log").read_text()
+
+
+def test_without_a_coordinator_a_replica_waits_for_its_time_and_says_so(job: Job) -> None:
+    job.coordinator(replicas=1, options=("--member-wait", "1s"))
+    job.start("r0", steps=0, step_ms=5)
+    job.wait_step("r0", 3)
+    job.kill_coordinator()
+    assert job.exit_code("r0") == 75, job.logs()
+    assert "no coordinator" in (job.path / "r0.log").read_text()
 
 
 def test_a_missing_setting_is_one_line_and_exit_code_2(job: Job) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,12 +38,24 @@ class Recipe:
     momentum: float = 0.9
     odd_sample_nan_at: int = 0  # this replica's loss is not finite at this step
     fail_update_at: int = 0  # the update raises at this step
-    extra: dict[str, float] = field(default_factory=dict)
+    stop_loop_at: int = 0  # the loop is left at this step
+    frozen_width: int = 0  # of a layer that is not trained: not in the plan, but in the state
+    counts_calls: bool = False  # the model changes a buffer in forward
 
 
-def model_of(width: int, seed: int) -> nn.Module:
+def model_of(width: int, seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,6 +81,11 @@ def run(recipe: Recipe) -> None:
 def train(recipe: Recipe) -> None:
     inputs, targets = data()
     model = model_of(recipe.width, recipe.seed)
+    if recipe.frozen_width:
+        model.append(nn.ModuleDict({"frozen": nn.Linear(1, recipe.frozen_width).requires_grad_(False)}))
+    if recipe.counts_calls:
+        model.append(Counted())
+    body = model[:3] if recipe.frozen_width else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=recipe.momentum)
     links = core.Options()
     links.hold_down_ms = 20
@@ -88,7 +105,9 @@ def train(recipe: Recipe) -> None:
     )
     for indices in session.batches(SAMPLES, recipe.batch_size, seed=5):
         began = time.monotonic()
-        loss = (model(inputs[indices]) - targets[indices]).square().mean()
+        if session.current_step == recipe.stop_loop_at:
+            break
+        loss = (body(inputs[indices]) - targets[indices]).square().mean()
         if session.current_step == recipe.odd_sample_nan_at:
             loss = loss * float("nan")
         time.sleep(max(0.0, began + recipe.step_ms / 1000 - time.monotonic()))
