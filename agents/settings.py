@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from agents.api.models import DEFAULT_PORT
+from ftar_core.wire.ids import valid_name
 
 
 class SettingsProblem(Exception):
@@ -60,14 +61,39 @@ class AgentSettings(Section):
     rails: list[str] = Field(default_factory=list)  # network devices that may be faulted
     management_nic: str | None = None
     allow_faults: bool = False
-    max_faults: int = 4
-    default_duration_s: float = 60.0
-    max_duration_s: float = 900.0
-    poll_s: float = 1.0
-    nvml_deadline_s: float = 5.0
+    max_faults: int = Field(default=4, ge=0, le=1000)
+    default_duration_s: float = Field(default=60.0, gt=0)
+    max_duration_s: float = Field(default=900.0, gt=0, le=86_400)
+    poll_s: float = Field(default=1.0, ge=0.1, le=60)
+    nvml_deadline_s: float = Field(default=5.0, ge=0.1, le=600)
     sysfs_root: Path = Path("/sys")
     coordinator: CoordinatorAccess | None = None
     supervision: Supervision = Field(default_factory=Supervision)
+
+    @field_validator("node")
+    @classmethod
+    def _node_is_a_name(cls, node: str) -> str:
+        if not valid_name(node):
+            raise ValueError(f"{node!r} is no node name (letters a-z, digits and ._- are)")
+        return node
+
+    @field_validator("rails")
+    @classmethod
+    def _rails_are_devices(cls, rails: list[str]) -> list[str]:
+        for rail in rails:
+            if not 0 < len(rail.encode()) < 16 or "/" in rail or rail.split() != [rail]:
+                raise ValueError(f"{rail!r} is no name of a network device")
+        if len(set(rails)) != len(rails):
+            raise ValueError("a rail is named twice")
+        return rails
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> AgentSettings:
+        if self.management_nic is not None and self.management_nic in self.rails:
+            raise ValueError(f"{self.management_nic} is named as a rail and as the management NIC")
+        if self.default_duration_s > self.max_duration_s:
+            raise ValueError("default_duration_s is longer than max_duration_s")
+        return self
 
 
 def load(path: Path) -> AgentSettings:
@@ -76,13 +102,16 @@ def load(path: Path) -> AgentSettings:
         data: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsProblem(f"{path}: {error.strerror}") from None
-    except YAMLError as error:
-        raise SettingsProblem(f"{path}: not YAML: {error}") from None
+    except (YAMLError, ValueError) as error:
+        where = " ".join(str(error).split())
+        raise SettingsProblem(f"{path}: not YAML: {where}") from None
     if not isinstance(data, dict):
         raise SettingsProblem(f"{path}: a mapping of settings is expected")
     try:
         return AgentSettings.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise SettingsProblem(f"{path}: {where}: {first['msg']}") from None
+        where = ".".join(str(part) for part in first["loc"]) or "settings"
+        words = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
+        reason = words.get(first["type"], first["msg"].removeprefix("Value error, "))
+        raise SettingsProblem(f"{path}: {where}: {reason}") from None

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from live_agent import TOKENS, LiveAgent, live_agent, write
 
-from agents import tokens
+from agents import settings, tokens
 from agents.api.words import Role
 
 
@@ -202,3 +202,47 @@ def test_what_is_not_imported(module: str, without: list[str]) -> None:
     code = f"import sys, {module}; print([m for m in {without} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+MINIMAL = {"node": "node1", "state_dir": "/x", "tokens_file": "/x/tokens.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"colour": "red"}, "colour: there is no such setting"),
+        ({"node": "Node 1"}, "no node name"),
+        ({"rails": ["rail0", "rail0"]}, "named twice"),
+        ({"rails": ["rail 0"]}, "no name of a network device"),
+        ({"rails": ["a-name-of-16-byte"]}, "no name of a network device"),
+        ({"rails": ["mgmt0"], "management_nic": "mgmt0"}, "as a rail and as the management NIC"),
+        ({"max_duration_s": 0}, "max_duration_s"),
+        ({"default_duration_s": 1000}, "longer than max_duration_s"),
+        ({"poll_s": 0.0}, "poll_s"),
+        ({"max_faults": "many"}, "max_faults"),
+        ({"coordinator": {"address": "x:1"}}, "coordinator.job: is missing"),
+        ({"node": None}, "node"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = tmp_path / "agent.yaml"
+    write(path, {**MINIMAL, **change})
+    with pytest.raises(settings.SettingsProblem) as caught:
+        settings.load(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "{", "\x00", "a: 1\na: 2"])
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(text)
+    with pytest.raises(settings.SettingsProblem):
+        settings.load(path)
+    with pytest.raises(settings.SettingsProblem, match="No such file"):
+        settings.load(tmp_path / "none.yaml")
+    path.write_bytes(b"node: \xff\xfe")
+    with pytest.raises(settings.SettingsProblem):
+        settings.load(path)
