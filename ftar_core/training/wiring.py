@@ -262,6 +262,8 @@ class Wiring:
     def _notify(self, peer: str, rail: str, state: str, reason: str) -> None:
         """Tell the coordinator of a rail that failed, and of its return. When all rails to a peer fail at once it is
         the peer or its host, of which the coordinator hears otherwise."""
+        if state == "DOWN" and "by the peer" in reason:
+            return  # its process ended, or it has noticed the failure itself and tells
         if state == "DOWN" and (peer, rail) not in self._rails_down:
             if not any(link["peer"] == peer and link["state"] == "UP" for link in self.engine.links()):
                 return

@@ -73,21 +73,6 @@ def test_two_replicas_train_it_and_the_loss_goes_down(job: Job) -> None:
     job.coordinator(replicas=2)
     small = ["--steps", "60", "--step-ms", "0", "--layers", "1", "--heads", "2", "--width", "32"]
     small += ["--context", "16", "--print-every", "20"]
-        "--steps",
-        "60",
-        "--step-ms",
-        "0",
-        "--layers",
-        "1",
-        "--heads",
-        "2",
-        "--width",
-        "32",
-        "--context",
-        "16",
-        "--print-every",
-        "20",
-    ]
     for name in ("r0", "r1"):
         process = conftest.FORKS.Process(
             target=run_example, args=(job.environment(name), job.path / f"{name}.log", small), name=name
