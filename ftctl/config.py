@@ -314,7 +314,13 @@ def _path(world: World, text: str | None) -> Path | None:
 
 
 def _read_if_there(path: Path) -> _Loaded | None:
-    return _read(path) if path.exists() else None
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageProblem(str(path), error.strerror or str(error)) from None
+    return _read(path)
 
 
 def _read(path: Path) -> _Loaded:

@@ -31,6 +31,13 @@ class LabEntry:
     inventory: Path
 
 
+def _cwd() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed, or may not be read: then there is no ./ftctl.yaml either
+        return Path("/")
+
+
 def _user_config() -> Path:
     from platformdirs import user_config_path
 
@@ -57,7 +64,7 @@ class World:
     stdin: TextIO = field(default_factory=lambda: sys.stdin)
     stdout: TextIO = field(default_factory=lambda: sys.stdout)
     stderr: TextIO = field(default_factory=lambda: sys.stderr)
-    cwd: Path = field(default_factory=Path.cwd)
+    cwd: Path = field(default_factory=_cwd)
     user_config: Callable[[], Path] = _user_config
     running_labs: Callable[[], list[LabEntry]] = _running_labs
     transport: Callable[[str], httpx.AsyncBaseTransport | None] = lambda _url: None

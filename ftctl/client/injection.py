@@ -50,6 +50,8 @@ def deferred(on_first: str, agents: Agents) -> Iterator[Interrupt]:
 
     taken: list[signal.Signals] = []
     for number in _SIGNALS:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue  # nohup, or a shell's background job: to be ignored as before
         try:
             loop.add_signal_handler(number, note)
             taken.append(number)

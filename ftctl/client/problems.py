@@ -97,10 +97,12 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     # Where no agent answers at all, the nodes' own rows say so already.
     if error is None or (isinstance(error, AgentUnreachable) and not snapshot.views()):
         return
+    # Agents that answer for themselves but not about the job wait for a coordinator that hangs.
+    hangs = isinstance(error, AgentUnreachable)
     yield Problem(
         "coordinator",
-        f"job {snapshot.job_name} cannot be asked: {error.reason}",
-        error.hint or "ftctl coordinator status",
+        f"job {snapshot.job_name} cannot be asked: {'it does not answer; ' if hangs else ''}{error.reason}",
+        "ftctl coordinator status" if hangs or not error.hint else error.hint,
         Urgency.COORDINATOR,
     )
 

@@ -128,7 +128,7 @@ def _inject(
                 if isinstance(answer, CliError):
                     raise answer  # nothing was sent to any node
             if interrupt.set:
-                return ExitCode.INTERRUPTED
+                return await _undo(agents, injection.Outcome())
             requests = {
                 name: InjectRequest(
                     kind=kind,

@@ -61,7 +61,9 @@ def carry_out(
         incarnation = before.incarnation if before else 0
         answer = await replicas.act(agents, snapshot, verb, replica, request)
         if not cluster.output.for_machines:
-            world.say(f"{'dry run: ' if dry_run else ''}{replica}: {answer.text or answer.code}")
+            said = answer.text or answer.code
+            who = "" if said.startswith(f"{replica} ") else f"{replica}: "
+            world.say(f"{'dry run: ' if dry_run else ''}{who}{said}")
 
         def reached(state: ReplicaState) -> bool:
             if goal == "evicted":  # it may be back already, as a new incarnation

@@ -26,7 +26,8 @@ def status(
         table("", _NODE_COLUMNS_WIDE if wide else _NODE_COLUMNS, [_node(a, wide, every) for a in snapshot.nodes]),
         table("", _REPLICA_COLUMNS, list(_replicas(snapshot))),
     ]
-    stalls = list(snapshot.job.stalls) if snapshot.job else []
+    # A join that nobody waited for is no stall; the events have it.
+    stalls = [s for s in snapshot.job.stalls if every or s.stall_ms is not None] if snapshot.job else []
     if stalls:
         parts.append(
             table(

@@ -49,7 +49,14 @@ def fault_style(state: str) -> str:
 
 
 def show(console: Console, *parts: ConsoleRenderable) -> None:
-    for index, part in enumerate(parts):
-        if index:
-            console.print()
-        console.print(part)
+    """Print the parts with an empty line between them. In a file or a pipe, lines do not end in white space."""
+    with console.capture() as captured:
+        for index, part in enumerate(parts):
+            if index:
+                console.print()
+            console.print(part)
+    text = captured.get()
+    if not console.is_terminal:
+        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    console.file.write(text)
+    console.file.flush()

@@ -99,7 +99,7 @@ def test_the_guard_of_the_coordinator_refuses_with_7_and_force_overrides(ftctl: 
 def test_a_dry_run_changes_nothing(ftctl: Run, cluster: FakeCluster) -> None:
     result = ftctl("evict", "replica", "r1", "--reason", "test", "--dry-run")
     assert result.code == 0
-    assert result.err.startswith("dry run: r1:")
+    assert result.err.startswith("dry run: r1: evict of r1 accepted")
     assert job_of(cluster).replicas["r1"].state == "contributing"
 
 
