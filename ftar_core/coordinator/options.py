@@ -47,6 +47,7 @@ JOB_HELP = {
     "member_wait_s": "how long replicas wait for a lost coordinator",
     "prepare_s": "try again to let a replica join if its links are not up after this time",
     "record_retry_s": "how often to try again to write the record after a failure",
+    "record_check_s": "how often to write the record anew, so that a full disk shows before it matters",
     "finish_wait_s": "after the last step, how long to wait for replicas that have not heard of it",
 }
 
@@ -183,6 +184,8 @@ def parse(arguments: Sequence[str]) -> Options:
         raise SettingsError(f"--listen {error}", hint="for example --listen 0.0.0.0:7600") from None
     if given.new and given.record_lost:
         raise SettingsError("--new and --record-lost exclude each other", hint="--new needs no record at all")
+    if given.port_file is not None and not given.port_file.parent.is_dir():
+        raise SettingsError(f"--port-file {given.port_file}: no such directory", hint="choose another file")
     base = PROFILES[given.profile]
     changed = {f.name: getattr(given, f.name) for f in fields(Detection) if getattr(given, f.name) is not None}
     detection = Detection(**{f.name: getattr(base, f.name) for f in fields(Detection)} | changed)

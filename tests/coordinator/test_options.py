@@ -59,6 +59,7 @@ def test_defaults_profile_and_override(base: list[str]) -> None:
         (["--profile", "fast"], "invalid choice"),
         (["--new", "--record-lost"], "exclude each other"),
         (["--stepz", "3"], "unrecognized arguments: --stepz"),
+        (["--port-file", "/nonexistent/port"], "no such directory"),
         (["--store"], "expected one argument"),
         (["--token-file", "/nonexistent"], "No such file"),
     ],
