@@ -17,9 +17,8 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from native.cluster import options, ring_sum
-
 from ftar_core.native import core
+from native.cluster import options, ring_sum
 
 if TYPE_CHECKING:
     from ftar_core.native._core import Engine

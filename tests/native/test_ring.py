@@ -43,10 +43,10 @@ def test_large_buffers_many_at_a_time() -> None:
         for b in sources:
             for i in range(3):
                 cluster.submit(i, epoch, 1, b, sources[b][i], results[b][i], "float32")
-        for b in sources:
+        for b, inputs in sources.items():
             for i in range(3):
                 cluster.reduced(i, epoch, 1, b)
-            assert {r.tobytes() for r in results[b]} == {ring_sum(sources[b], "float32").tobytes()}
+            assert {r.tobytes() for r in results[b]} == {ring_sum(inputs, "float32").tobytes()}
 
 
 def test_members_may_submit_in_any_order() -> None:

@@ -83,12 +83,12 @@ bool LinkHealth::apply(int rail, RailEvent event, std::string reason, double det
   if (row == table.end()) return false;
   if (is_loss(event) && (from == RailState::up || from == RailState::hold)) {
     r.verdict.flaps = std::min(r.verdict.flaps + 1, 30);
-    r.quiet_from_ms = now_ms;
   }
   r.verdict.state = row->to;
   r.verdict.reason = reason;
   if (row->to == from) return true;
   r.verdict.since_ms = now_ms;
+  if (row->to == RailState::up) r.quiet_from_ms = now_ms;  // time in hold-down is no proof
   changes_.push_back({rail, from, row->to, event, std::move(reason), detect_ms});
   return true;
 }

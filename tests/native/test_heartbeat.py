@@ -1,0 +1,104 @@
+"""The coordinator hears of a rank's progress, whatever Python is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ftar_core.native import core
+from ftar_core.wire.heartbeat import Beat, Phase, parse
+
+
+@pytest.fixture(params=[socket.AF_INET, socket.AF_INET6])
+def coordinator(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    with socket.socket(request.param, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1" if request.param == socket.AF_INET else "::1", 0))
+        sock.settimeout(10)
+        yield sock
+
+
+def receive(sock: socket.socket) -> Beat:
+    return parse(sock.recv(1000))
+
+
+def drain(sock: socket.socket) -> int:
+    """How many beats were waiting."""
+    sock.setblocking(False)
+    beats = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            receive(sock)
+            beats += 1
+    return beats
+
+
+def test_beats_say_what_the_rank_said_last(coordinator: socket.socket) -> None:
+    host, port = coordinator.getsockname()[:2]
+    heartbeat = core.Heartbeat(host, port, b"c" * 16, 3, 5)
+    try:
+        first = receive(coordinator)
+        assert (first.rank, first.cookie, first.phase, first.seq) == (3, b"c" * 16, Phase.STARTUP, 1)
+        heartbeat.progress(Phase.REDUCE, 41, 7, 5)
+        beats = [receive(coordinator) for _ in range(5)]
+        last = beats[-1]
+        assert (last.phase, last.step, last.produced, last.reduced) == (Phase.REDUCE, 41, 7, 5)
+        assert [b.seq for b in beats] == list(range(2, 7))
+        heartbeat.retarget(host, port, b"d" * 16, 5)
+        while receive(coordinator).cookie != b"d" * 16:
+            pass
+    finally:
+        heartbeat.stop()
+    drain(coordinator)
+    coordinator.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        receive(coordinator)
+    heartbeat.stop()
+
+
+def test_a_held_gil_stops_no_heartbeat() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        heartbeat = core.Heartbeat("localhost", sock.getsockname()[1], b"c" * 16, 0, 5)
+        try:
+            sock.settimeout(10)
+            receive(sock)
+            began = time.monotonic()
+            # A regular expression that backtracks keeps the GIL until it is through.
+            re.match(r"(a+)+$", "a" * 22 + "b")
+            held_s = time.monotonic() - began
+            beats = drain(sock)
+            assert beats >= held_s / 0.005 / 10  # a tenth of what an idle machine sends
+        finally:
+            heartbeat.stop()
+
+
+def test_a_name_that_cannot_be_resolved_is_tried_again_not_fatal() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.settimeout(20)
+        heartbeat = core.Heartbeat("no.such.host.invalid", 9, b"c" * 16, 0, 5)
+        try:
+            heartbeat.retarget("127.0.0.1", sock.getsockname()[1], b"e" * 16, 5)
+            assert receive(sock).cookie == b"e" * 16
+        finally:
+            heartbeat.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("", 1, b"c" * 16, 0, 5), "host is empty"),
+        (("h", 0, b"c" * 16, 0, 5), "port 0"),
+        (("h", 1, b"c", 0, 5), "cookie has 1 bytes"),
+        (("h", 1, b"c" * 16, -1, 5), "rank"),
+        (("h", 1, b"c" * 16, 0, 0), "interval of 0"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: tuple[str, int, bytes, int, int], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        core.Heartbeat(*arguments)
