@@ -255,6 +255,7 @@ class Life:
                 self.hang_up()
                 self.wants_link = True
             case PrepareRing(epoch):
+                self.world.truth.change(str(self), self.step, self._connected(), epoch)
                 self.preparing = epoch
             case DiscardRing():
                 self.preparing = None
@@ -474,7 +475,7 @@ class World:
 
     def deliver_up(self, link: Link) -> bool:
         server = link.server
-        if not link.up or not server.alive or link.conn not in server.links:
+        if not link.up or link.broken or not server.alive or link.conn not in server.links:
             return False
         message = link.up.popleft()
         if isinstance(message, Hello):
@@ -485,7 +486,7 @@ class World:
         return True
 
     def deliver_down(self, link: Link) -> bool:
-        if not link.down or not link.life_open or not link.life.alive:
+        if not link.down or link.broken or not link.life_open or not link.life.alive:
             return False
         link.life.feed(Received(link.down.popleft()))
         return True
