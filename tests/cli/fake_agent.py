@@ -186,7 +186,7 @@ class FakeAgent:
             self._down.wait(30)
             http.close_connection = True
             return
-        if self.mode == "close":
+        if self.mode == "close" or (self.mode == "close-posts" and method == "POST"):
             http.close_connection = True
             return
         if self.mode == "redirect":

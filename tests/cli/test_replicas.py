@@ -40,6 +40,15 @@ def test_drain_goes_through_another_agent_when_its_own_is_dead_but_rejoin_cannot
     assert "agent of node1" in back.err
 
 
+def test_an_action_that_may_have_happened_is_never_sent_a_second_time(ftctl: Run, cluster: FakeCluster) -> None:
+    cluster["node1"].mode = "close-posts"  # it took the request, and nobody knows what became of it
+    result = ftctl("evict", "replica", "r1", "--reason", "test", "--yes")
+    assert result.code == 6
+    assert "agent of node1" in result.err
+    posts = [name for name, agent in cluster.agents.items() for method, _ in agent.requests if method == "POST"]
+    assert posts == ["node1"]
+
+
 def test_evict_asks_first_and_says_that_it_is_immediate(ftctl: Run, cluster: FakeCluster) -> None:
     refused = ftctl("evict", "replica", "r2", "--reason", "test", answer="n\n")
     assert refused.code == 1
