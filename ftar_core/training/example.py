@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         help="least time of a step (0: as fast as it goes)",
     )
     p.add_argument("--seed", type=int, default=0, help="of the parameters and of the order of samples")
-    p.add_argument("--batch-size", type=_positive, default=4, help="samples a replica trains in a step")
+    p.add_argument("--batch-size", type=_positive, default=2, help="samples a replica trains in a step")
     p.add_argument("--context", type=_positive, default=Shape.context, metavar="BYTES", help="length of a sample")
     p.add_argument("--layers", type=_positive, default=Shape.layers)
     p.add_argument("--heads", type=_positive, default=Shape.heads)

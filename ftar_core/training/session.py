@@ -80,9 +80,10 @@ class _Turn(Enum):
 class Session:
     """One replica's part in a job.
 
-    `update`: called with reduced gradients in `.grad`; default optimizer.step(), scheduler.step(), zero_grad(). It must
-    read nothing else but model, optimizer, scheduler and what is registered in `state` (name -> object with state_dict
-    and load_state_dict). `last_step`: end the job after this step (0: no wish). `settings`: instead of the environment.
+    `update`: called with reduced gradients in `.grad`; default optimizer.step(), scheduler.step(), zero_grad().
+    Clipping belongs here, since gradients are not final before. It must read nothing else but model, optimizer,
+    scheduler and what is registered in `state` (name -> object with state_dict and load_state_dict). `last_step`: end
+    the job after this step (0: no wish). `settings`: instead of the environment.
 
     Raises SettingsError (environment), PlanMismatch (a model that cannot be trained this way), StateMismatch (state
     that cannot be sent to another replica). Starts threads and sockets at the first turn of `batches`, not before."""

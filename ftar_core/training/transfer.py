@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ftar_core.errors import WireError
+from ftar_core.errors import SettingsError, WireError
 from ftar_core.runtime.rails import Rail
 from ftar_core.training.state import EncodedState
 from ftar_core.training.statewire import (
@@ -50,6 +50,7 @@ from ftar_core.wire.messages import Endpoint
 
 log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 32
+ACCEPT_PAUSE_S = 0.1
 DEFAULT_BUFFER_BYTES = 256 * 1024 * 1024
 
 
@@ -114,10 +115,14 @@ class StateServer:
         self._thread.start()
 
     def _listen(self, rail: Rail) -> Endpoint:
-        listener = open_socket(rail)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((rail.address, 0))
-        listener.listen(MAX_CONNECTIONS)
+        try:
+            listener = open_socket(rail)
+            listener.bind((rail.address, 0))
+            listener.listen(MAX_CONNECTIONS)
+        except OSError as error:
+            raise SettingsError(
+                f"rail {rail.name}: {error}", hint="compare FTAR_RAILS with: ip -brief address"
+            ) from None
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         return Endpoint(rail=rail.name, addr=rail.address, port=listener.getsockname()[1])
@@ -206,6 +211,7 @@ class StateServer:
                 try:
                     sock, _address = key.fileobj.accept()
                 except OSError:
+                    time.sleep(ACCEPT_PAUSE_S)  # no descriptor left, most likely: it would fail at once again
                     continue
                 with self._changed:
                     full = len(self._connections) >= MAX_CONNECTIONS

@@ -86,4 +86,4 @@ def test_two_replicas_train_it_and_the_loss_goes_down(job: Job) -> None:
     printed = (job.path / "r0.log").read_text()
     assert "step 60  loss" in printed
     assert "contributors r0 r1" in printed
-    assert job.lines("r0", "step")[-1]["tokens"] == 2 * 4 * 16
+    assert job.lines("r0", "step")[-1]["tokens"] == 2 * 2 * 16

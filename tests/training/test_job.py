@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import tempfile
 from pathlib import Path
 
 import torch
 
 from ftar_core.training.sampling import batch_indices
+from ftar_core.wire.agentlink import FromRank, RankRegister, RankReport, from_rank
+from ftar_core.wire.codec import FrameParser
 
 from .conftest import Job, until
 from .trainer import SAMPLES, data, model_of
@@ -298,6 +302,35 @@ def test_a_full_journal_disk_stops_nothing(job: Job) -> None:
     assert job.exit_code("r0") == 0
     log = (job.path / "r0.log").read_text()
     assert log.count("cannot be written") == 1
+
+
+def test_the_node_s_agent_hears_where_the_replica_stands_and_how_its_links_are(job: Job) -> None:
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as agent:
+        path = f"{short}/ranks.sock"
+        agent.bind(path)
+        agent.listen()
+        agent.settimeout(30)
+        job.coordinator(replicas=2)
+        job.start("r0", steps=40, step_ms=10, environment={"FTAR_AGENT": path})
+        job.start("r1", steps=40, step_ms=10)
+        rank, _ = agent.accept()
+        with rank:
+            rank.settimeout(30)
+            parser = FrameParser(from_rank)
+            messages: list[FromRank] = []
+            while data := rank.recv(65536):
+                messages += parser.feed(data)
+    job.assert_finished("r0", "r1")
+    register, *reports = messages
+    assert isinstance(register, RankRegister)
+    assert (register.job, register.replica, register.rails) == ("t", "r0", ("a", "b"))
+    training = [r for r in reports if isinstance(r, RankReport) and r.state == "contributing" and r.links]
+    assert training
+    last = training[-1]
+    assert last.contributors == ("r0", "r1")
+    assert last.step > 10
+    assert {(link.peer, link.rail) for link in last.links} == {("r1", "a"), ("r1", "b")}
+    assert [link.state for link in last.links if link.active] == ["UP", "UP"]  # one to r1, one from it
 
 
 def test_the_journal_says_what_a_report_needs(job: Job) -> None:
