@@ -182,6 +182,7 @@ class SendLink final : public LinkEnd {
   bool streaming_ = false;           // the receiver answered with `resume`
   bool returning_ = false;           // finish what is in flight, then go back to a better rail
   double next_stall_check_ms_ = 0;
+  double in_flight_since_ms_ = -1;   // every look since then found segments on their way
 };
 
 class RecvSink {

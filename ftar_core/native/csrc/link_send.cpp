@@ -13,7 +13,7 @@ namespace ftar {
 namespace {
 constexpr uint64_t kMaxFrame = 4u << 20;   // then a notice gets its turn between two frames of a long message
 constexpr double kStallCheckMs = 100;
-constexpr uint32_t kStalledMs = 1000;  // five times TCP's shortest retransmission timeout
+constexpr double kStalledMs = 1000;  // five times TCP's shortest retransmission timeout
 }  // namespace
 
 SendLink::SendLink(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, Complete complete)
@@ -86,6 +86,7 @@ const char* SendLink::resume(const FrameHeader& h) {
   next_offset_ = h.offset;
   in_flight_ = h.offset != 0 ? messages_.front().bytes : 0;
   streaming_ = true;
+  maybe_return();  // a better rail may have come up while the answer was on its way
   return nullptr;
 }
 
@@ -103,6 +104,7 @@ void SendLink::acknowledged(uint64_t seq) {
 // A new generation on another rail.
 void SendLink::change_to(int slot, bool planned, const std::string& reason) {
   const bool first = generation_ == 0;
+  in_flight_since_ms_ = -1;
   ++generation_;
   active_ = slot;
   streaming_ = false;
@@ -158,19 +160,26 @@ void SendLink::maybe_return() {
 
 // Heartbeats are small: they pass where full segments do not (a wrong MTU), and they know nothing of a TCP that backed
 // off for seconds while the rail was dead. TCP_USER_TIMEOUT would also end connections whose receiver has no place yet
-// (tcp(7): it counts a zero window), so ask TCP itself: segments in flight, and nothing acknowledged for a second.
+// (tcp(7): it counts a zero window), so ask TCP itself: segments in flight at every look, and nothing acknowledged for a
+// second. One look is not enough: on a connection that was idle the last acknowledgement is old by rights.
 void SendLink::check_stalled(double now) {
-  if (now < next_stall_check_ms_ || !started()) return;
+  if (now < next_stall_check_ms_) return;
   next_stall_check_ms_ = now + kStallCheckMs;
   const Conn* c = open_conn(active_);
-  if (c == nullptr) return;
   tcp_info info{};
   socklen_t size = sizeof info;
-  if (::getsockopt(c->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
-  if (info.tcpi_unacked == 0 || info.tcpi_last_ack_recv < kStalledMs) return;
+  if (c == nullptr || !started() || ::getsockopt(c->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+      info.tcpi_unacked == 0) {
+    in_flight_since_ms_ = -1;
+    return;
+  }
+  if (in_flight_since_ms_ < 0) in_flight_since_ms_ = now;
+  const double stalled = std::min(now - in_flight_since_ms_, static_cast<double>(info.tcpi_last_ack_recv));
+  if (stalled < kStalledMs) return;
+  in_flight_since_ms_ = -1;
   char reason[96];
-  std::snprintf(reason, sizeof reason, "TCP has had no acknowledgement for %u ms, with %u segments in flight",
-                info.tcpi_last_ack_recv, info.tcpi_unacked);
+  std::snprintf(reason, sizeof reason, "TCP has had no acknowledgement for %.0f ms, with %u segments in flight", stalled,
+                info.tcpi_unacked);
   const int slot = active_;
   drop_conn(slot);
   health_.closed(slot, reason, now);
