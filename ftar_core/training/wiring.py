@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ftar.session")
 EPOCHS_KEPT = 32
+VERDICT_S = 1.0  # a dead process is known to the coordinator in 0.2 s, a silent one of the lab in 0.5 s
 
 
 class Wiring:
@@ -238,6 +239,21 @@ class Wiring:
                 self._rail_changed(event)
             else:  # failed, peer_gone: the coordinator hears of a dead peer itself, and its NewEpoch is the answer
                 log.info("%s: %s %s", kind, event.get("peer", ""), event.get("reason", ""))
+                if kind == "peer_gone":
+                    self._expect_verdict(event["epoch"], event["peer"], event["reason"])
+
+    def _expect_verdict(self, key: bytes, peer: str, reason: str) -> None:
+        """If the coordinator still counts on this peer after a while (its process lives, only the link does not), say so:
+        the ring of this epoch is broken, and nothing else would end it."""
+
+        def tell() -> None:
+            epoch = self.exchange.current(key)
+            if epoch is not None and not self._end_noticed.is_set():
+                self.post(PeerUnreachable(peer, epoch.id, f"no link any more: {reason}"))
+
+        timer = threading.Timer(VERDICT_S, tell)
+        timer.daemon = True
+        timer.start()
 
     def _rail_changed(self, event: Event) -> None:
         epoch = self._epochs.get(event["epoch"])
