@@ -243,8 +243,8 @@ class Wiring:
                     self._expect_verdict(event["epoch"], event["peer"], event["reason"])
 
     def _expect_verdict(self, key: bytes, peer: str, reason: str) -> None:
-        """If the coordinator still counts on this peer after a while (its process lives, only the link does not), say so:
-        the ring of this epoch is broken, and nothing else would end it."""
+        """If the coordinator still counts on this peer after a while (its process lives, only the link does not), say
+        so: the ring of this epoch is broken, and nothing else would end it."""
 
         def tell() -> None:
             epoch = self.exchange.current(key)
