@@ -6,9 +6,9 @@ lost member, a failed record or a late timer cannot leave it between two states.
 * All members reported `Done` of the running step: it commits, for everybody, even if one of them is gone by now. A
   commit within the epoch needs no record (all hold the result, so whoever recovers cannot choose otherwise); one that
   carries the next epoch is sent behind its record.
-* A member is gone and not all had reported: a new epoch, at once, that reduces the same step again. The dealt set stays.
-* Fewer than min-replicas: the epoch goes on to exist, its step is reduced, and the commit is withheld until shadows that
-  have caught up make it enough. So nothing special happens to survivors, and whoever comes back starts at this step.
+* A member is gone and not all had reported: a new epoch, at once, that reduces the same step again, as it was dealt.
+* Fewer than min-replicas: the epoch goes on to exist, its step is reduced, and the commit is withheld until shadows
+  that have caught up make it enough. So nothing special happens to survivors, and whoever is back starts at this step.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import cancel_preparation, consider_joins, drains_due, follows, refresh_sources
 from ftar_core.protocol.membership import Cause, Replica, State
 from ftar_core.protocol.recovery import Basis
+from ftar_core.protocol.stalls import Incident
 from ftar_core.wire.messages import Commit, Done, EpochInfo, Hold, Join, MemberInfo, NewEpoch, Verdict
 
 
@@ -54,7 +55,7 @@ def _commit_step(job: Job, now: float) -> bool:
 
 
 def _digests_agree(job: Job, now: float) -> bool:
-    """All members reduced to the same bytes. If not, the odd one is put out, or the job pauses where nobody can tell."""
+    """All members reduced to the same bytes. If not, the odd one is put out; where nobody can tell, the job pauses."""
     votes: dict[int, list[str]] = {}
     for name, done in job.done.items():
         votes.setdefault(done.digest, []).append(name)
@@ -145,7 +146,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
             replica.move(Cause.LEFT, now, why)
             job.drains = job.drains - {name}
             job.emit("replica.drained", name, why)
-            job.stalls.begin("replica-drained", name, step + 1, None, replica.reason, now)
+            job.stalls.begin(Incident(now, "replica-drained", name, step + 1, replica.reason))
         announce(job, f"with the commit of step {step}")
 
 
@@ -189,14 +190,14 @@ def _change_epoch(job: Job, now: float) -> bool:
     if not any(m.replica in job.deal.batches for m in epoch.members):
         job.deal = sampler.again(job.deal, epoch.names())
         job.dealt_to = epoch.members
-    enter_epoch(job, epoch, joiners, lost, now, undo)
+    enter_epoch(job, epoch, joiners, now, lost=lost, undo=undo)
     why = ", ".join(f"{name}: {reason}" for name, reason in lost.items()) or f"{len(joiners)} replicas are back"
     announce(job, f"step {job.step} is reduced again ({why})")
     return True
 
 
 def enter_epoch(
-    job: Job, epoch: EpochInfo, joiners: list[Replica], lost: dict[str, str], now: float, undo: Undo
+    job: Job, epoch: EpochInfo, joiners: list[Replica], now: float, *, lost: dict[str, str], undo: Undo
 ) -> None:
     """Record `epoch`, then bring everybody into it at the running step: NewEpoch to those inside, Join to newcomers."""
     job.persist(job.record_of(epoch, job.step, job.deal, job.last_commit_epoch), undo)
@@ -226,7 +227,7 @@ def _enter(job: Job, epoch: EpochInfo, joined: Sequence[MemberInfo], now: float)
         replica.move(Cause.JOIN, now, f"contributes from step {job.step}")
         replica.step = job.step
         job.emit("replica.joined", replica.name, f"contributes from step {job.step} in epoch {epoch.id}")
-        job.stalls.begin("replica-joined", replica.name, job.step, None, "caught up", now)
+        job.stalls.begin(Incident(now, "replica-joined", replica.name, job.step, "caught up"))
     refresh_sources(job, now)
 
 

@@ -29,7 +29,7 @@ LAB_DETECTION = Detection(suspect_after_s=0.3, evict_after_s=0.5, max_evictions=
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What an operator decides about a job. `steps` 0: endless, until `finish` or the scripts' wish (Hello.last_step)."""
+    """What an operator decides about a job. `steps` 0: endless, until `finish` or the scripts' own wish."""
 
     job: str
     replicas: int

@@ -1,10 +1,12 @@
 """The coordinator of one job as a pure machine: events and the time in, effects out.
 
-It keeps N replicas at one truth: which membership (epoch) reduces which step, and which step is committed. All of it is in
-`Job`; this file hands each event to the part that knows about it, then lets `advance` do whatever the facts now ask for.
+It keeps N replicas at one truth: which membership (epoch) reduces which step, and which step is committed. All of it is
+in `Job`; this file hands each event to the part that knows about it, then lets `advance` do whatever the facts now ask
+for.
 
 The shell's duties: carry the effects out in order; on a failed `Persist` drop what is behind it and feed `RecordFailed`
-before anything else; feed `Tick` at `deadline()`; answer `status` and `events` itself, from `view` and its numbered events.
+before anything else; feed `Tick` at `deadline()`; answer `status` and `events` itself, from `view` and its numbered
+events.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class Coordinator:
             self._check_record(now)
         if job.mode is Mode.FINISHED and not self._awaited():  # by now the event may have been the last goodbye
             job.stop(0, f"the job has ended: {job.reason}")
-        # A record that fails takes everything behind it in this list away. So what follows one is only what belongs to it.
+        # A record that fails takes all that is behind it in this list away: only what belongs to it may follow one.
         if job.mode is Mode.STARTING:
             settle.try_start(job, now)
         elif job.mode is Mode.RECOVERING:

@@ -1,16 +1,16 @@
 """Silence, and what it means.
 
-A process that dies closes its connection, and that is seen in milliseconds without any of this. Heartbeats find what a
-closed connection cannot show: a host without power, a cut cable, a stopped process. They come from a native thread, so a
-held GIL is no silence.
+A process that dies closes its connection, and that is seen in milliseconds without any of this. Heartbeats find what
+a closed connection cannot show: a host without power, a cut cable, a stopped process. They come from a native thread,
+so a held GIL is no silence.
 
 One silent replica is suspected, then evicted. Many at once, or a timer of our own that fires late, is the coordinator's
 or the network's trouble: nobody died of that. Then everybody gets one more period, and if they are silent still, the
 detector holds and says so; it never evicts half the job. A replica whose heartbeats never arrived (UDP is blocked, say)
 is not judged by them at all.
 
-Rejected: an adaptive (phi-accrual) threshold. Its merit is wide networks with drifting delays; here a fixed second that an
-operator can read in `status` is worth more.
+Rejected: an adaptive (phi-accrual) threshold. Its merit is wide networks with drifting delays; here a fixed second
+that an operator can read in `status` is worth more.
 """
 
 from __future__ import annotations

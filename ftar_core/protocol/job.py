@@ -1,9 +1,9 @@
 """The coordinator's whole state in one place, and the few verbs that every part of the machine uses on it.
 
-What must hold together at any moment is (epoch, step, deal, last_commit_epoch): which membership reduces which step, of
-which dealing, on top of which commit. It changes in two ways only: a commit moves `step` on, and an epoch change replaces
-the membership. The latter is written to the record first; if that fails, `undo` restores what was before and a timer
-tries again, so the machine never believes in an epoch that the record does not hold.
+What must hold together at any moment is (epoch, step, deal, last_commit_epoch): which membership reduces which step,
+of which dealing, on top of which commit. It changes in two ways only: a commit moves `step` on, and an epoch change
+replaces the membership. The latter is written to the record first; if that fails, `undo` restores what was before and
+a timer tries again, so the machine never believes in an epoch that the record does not hold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ftar_core.protocol.effects import Close, CoordinatorEffect, Emit, Persist, 
 from ftar_core.protocol.membership import ACTIVE, Cause, Replica, State, Table
 from ftar_core.protocol.record import Record
 from ftar_core.protocol.recovery import Basis, Standing
-from ftar_core.protocol.stalls import Stalls
+from ftar_core.protocol.stalls import Incident, Stalls
 from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
 from ftar_core.wire.messages import Commit, Deal, Done, EpochInfo, EventView, Evicted, MemberInfo, Message
 
@@ -222,7 +222,7 @@ class Job:
         if self.mode is Mode.RUNNING and self.is_member(replica):
             self.gone[replica.name] = why
             detect_ms = (now - replica.last_life) * 1000 if replica.last_life else None
-            self.stalls.begin("replica-lost", replica.name, self.step, detect_ms, why, now)
+            self.stalls.begin(Incident(now, "replica-lost", replica.name, self.step, why, detect_ms))
 
     def may_auto_evict(self, now: float) -> bool:
         """True if the limit of automatic evictions allows one more."""

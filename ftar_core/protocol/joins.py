@@ -1,9 +1,9 @@
 """Shadows on their way in: whom they fetch from, and the preparation that makes a join cost nobody anything.
 
-A join is prepared in the background: everybody of the next membership connects its new links while the present epoch runs
-on, and only when all have said `Prepared` does the next commit carry the new epoch. Any epoch change in between cancels
-the preparation; its number is never used again. One that takes too long is cancelled too: the replicas that did not
-answer are named, and a newcomer among them waits, twice as long each time, before it is tried again.
+A join is prepared in the background: everybody of the next membership connects its new links while the present epoch
+runs on, and only when all have said `Prepared` does the next commit carry the new epoch. Any epoch change in between
+cancels the preparation; its number is never used again. One that takes too long is cancelled too: the replicas that
+did not answer are named, and a newcomer among them waits, twice as long each time, before it is tried again.
 """
 
 from __future__ import annotations

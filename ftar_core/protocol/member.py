@@ -1,9 +1,9 @@
 """A replica's side of the protocol, as a pure machine: what its leader (rank 0) tells the session and the coordinator.
 
-A member never decides anything about the job. It does a step, says `Done`, and waits; only a Commit moves it on, only a
-NewEpoch or Join tells it whom to reduce with (safety C: no member goes on without a coordinator). What it adds is memory:
-the highest term it has accepted (rule PROMISE: older coordinators are refused), the epoch of its last commit (LASTEP) and
-the dealt set (ASSIGN), so that a coordinator that comes back can find out what is true.
+A member never decides anything about the job. It does a step, says `Done`, and waits; only a Commit moves it on, only
+a NewEpoch or Join tells it whom to reduce with (safety C: no member goes on without a coordinator). What it adds is
+memory: the highest term it has accepted (rule PROMISE: older coordinators are refused), the epoch of its last commit
+(LASTEP) and the dealt set (ASSIGN), so that a coordinator that comes back can find out what is true.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ REFUSED_RETRY_S = 1.0
 
 
 class Member:
-    """One life of a replica. `initial_digest` names the state it was initialised with, before step 1; empty: it has none.
+    """One life of a replica. `initial_digest` names the state it was initialised with, before step 1; empty: it has
+    none.
 
     `coordinator_wait_s`: how long it waits for a lost coordinator before it ends (Welcome may change it).
     """

@@ -1,8 +1,9 @@
-"""Who is who: one entry a replica, its state from a table, its slot, and the incarnations that tell one life from the next.
+"""Who is who: one entry a replica, its state from a table, its slot, and the incarnations that tell lives apart.
 
-A replica's name outlives its processes; an incarnation is one process. Incarnations are minted here from the term, so that
-none is ever minted twice although most are never written to the record: `term.number * 1_000_000 + counter`. Where the
-record was lost, another store may have minted in the same term number, and a hash of the coordinator's id is mixed in.
+A replica's name outlives its processes; an incarnation is one process. Incarnations are minted here from the term, so
+that none is ever minted twice although most are never written to the record: `term.number * 1_000_000 + counter`.
+Where the record was lost, another store may have minted in the same term number, and a hash of the coordinator's id
+is mixed in.
 
 Transitions are a table; an illegal one is a missing row.
 """

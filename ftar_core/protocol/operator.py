@@ -1,4 +1,4 @@
-"""What operators ask for, and the guards that keep a request from ending the job. Every refusal says why and what helps."""
+"""What operators ask for, and the guards that keep a request from ending the job. A refusal says why and what helps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Answer = tuple[str, str]  # code, text
 
 
 def on_operator(job: Job, conn: int, principal: str, request: OpRequest, now: float) -> None:
-    """Carry out one request. `status` and `events` are answered `ok` here; the shell, which knows the date and numbers the
-    events, adds the view and the list."""
+    """Carry out one request. `status` and `events` are answered `ok` here; the shell, which knows the date and
+    numbers the events, adds the view and the list."""
     handler = _HANDLERS.get(request.op)
     if handler is None:
         reply(job, conn, request, ("unknown", f"no such request: {request.op}"))
@@ -73,7 +73,8 @@ def _drain(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
         reply(job, conn, request, ("ok", f"{found.name} leaves behind the commit of step {job.step}"))
         return
     _put_out_shadow(job, found, why, now)
-    _cordon(job, found, conn, request, f"{found.name} contributed nothing yet and is out", now)
+    reply(job, conn, request, ("ok", f"{found.name} contributed nothing yet and is out"))
+    _cordon(job, found, now)
 
 
 def _cannot_drain(job: Job, replica: Replica, force: bool) -> Answer | None:
@@ -105,11 +106,10 @@ def _put_out_shadow(job: Job, replica: Replica, why: str, now: float) -> None:
     job.emit("replica.drained", replica.name, why)
 
 
-def _cordon(job: Job, replica: Replica, conn: int, request: OpRequest, text: str, now: float) -> None:
+def _cordon(job: Job, replica: Replica, now: float) -> None:
     """Keep its name out until `rejoin`, on disk if that can be."""
     before = job.table.cordoned
     job.table.cordoned = before | {replica.name}
-    reply(job, conn, request, ("ok", text))
     if job.record is not None and job.can_persist(now):
         # The answer is out: a cordon that could not be written holds as long as this coordinator lives, and says so.
         def undo(at: float) -> None:

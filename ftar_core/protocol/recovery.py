@@ -6,11 +6,12 @@ last commit), the record says where that epoch began and on what, and members sa
 
 Three cases, told apart by the `Basis`:
 
-* the record is there (rules REC, START, WAITALL): wait for all recorded members, or a deadline, then settle with those that
-  came. A member at the step before the epoch's first commits that one if its `Done` is of the epoch that committed it.
-* the record is lost, or older than an epoch that somebody reports (rule STALE): all members of the highest reported epoch
-  are needed, deadline or not, and a `Done` counts only if it is of the epoch that a reporter names for that commit (rule
-  LASTEP). The operator's `force-quorum` does without the absent ones.
+* the record is there (rules REC, START, WAITALL): wait for all recorded members, or a deadline, then settle with
+  those that came. A member at the step before the epoch's first commits that one if its `Done` is of the epoch that
+  committed it.
+* the record is lost, or older than an epoch that somebody reports (rule STALE): all members of the highest reported
+  epoch are needed, deadline or not, and a `Done` counts only if it is of the epoch that a reporter names for that
+  commit (rule LASTEP). The operator's `force-quorum` does without the absent ones.
 * the coordinator never died, but all contributors vanished (rule KNOW): it knows that the running step is committed
   nowhere, so anybody who was dealt a batch of it may reduce it again.
 
@@ -29,7 +30,7 @@ from ftar_core.wire.messages import Deal, Done, EpochInfo, MemberInfo, Report
 
 @dataclass(frozen=True)
 class Standing:
-    """A reporter: which life of the replica, its Report, and the Done that it sent behind it (it carries the verdict)."""
+    """A reporter: which life of the replica, its Report, and the Done (with the verdict) that it sent behind it."""
 
     incarnation: int
     report: Report
@@ -118,7 +119,7 @@ def _with_record(basis: Basis, standings: Mapping[str, Standing], waited: bool, 
         return _without_record(standings, force)
     if not able:
         return Undecided(f"{_names(here)} came back, but nobody holds the state before step {start}", hopeless=True)
-    step = max(start, max(s.report.step for s in able.values()))
+    step = max(start, *(s.report.step for s in able.values()))
     level = {n: s for n, s in able.items() if s.report.step == step}
     committer = previous if step == start else basis.epoch.id
     behind = {n: s for n, s in able.items() if s.report.step == step - 1 and _has_result_of(s, committer)}

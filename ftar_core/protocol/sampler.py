@@ -1,9 +1,9 @@
 """Which replica trains which global batch: every batch exactly once in the committed history, whatever fails.
 
-The whole memory is the `Deal`, which travels in Commit, NewEpoch, Join and in the record, so that any survivor can go on
-dealing. A deal is fixed at the boundary before its step and never changed by retries: a batch whose contributor was lost
-before the commit stays in the deal, unused, and goes back at the commit. Returned batches are dealt before new ones,
-first in, first out (by step, then by slot), so that none waits for ever.
+The whole memory is the `Deal`, which travels in Commit, NewEpoch, Join and in the record, so that any survivor can go
+on dealing. A deal is fixed at the boundary before its step and never changed by retries: a batch whose contributor
+was lost before the commit stays in the deal, unused, and goes back at the commit. Returned batches are dealt before
+new ones, first in, first out (by step, then by slot), so that none waits for ever.
 
 Rejected: dealing by (step, slot) arithmetic without memory. It needs no state, but a batch lost with its replica would
 be skipped, or a replica that comes back would train one twice.

@@ -1,4 +1,4 @@
-"""Starting a job, and carrying out what `recovery.decide` settled: how the coordinator gets its first epoch of this life."""
+"""Starting a job, and carrying out what `recovery.decide` settled: the first epoch of a coordinator's life."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def try_start(job: Job, now: float) -> None:
     job.deal = sampler.first(epoch.names())
     job.timers.pop("start", None)
     job.timers.pop("hold-exit", None)
-    enter_epoch(job, epoch, same, {}, now, undo)
+    enter_epoch(job, epoch, same, now, lost={}, undo=undo)
     announce(job, "the job starts")
     job.emit("job.running", job.config.job, f"started with {len(same)} replicas")
     for replica in here:
@@ -148,8 +148,8 @@ def stop_job(job: Job, reason: str) -> None:
 
 
 def _promote_shadows(job: Job, now: float) -> bool:
-    """All contributors vanished in front of our eyes, so the running step is committed nowhere: replicas that have caught
-    up to the step before it hold the truth, and go on with it."""
+    """All contributors vanished in front of our eyes, so the running step is committed nowhere: replicas that have
+    caught up to the step before it hold the truth, and go on with it."""
     able = [r for n in sorted(job.ready) if (r := job.table.get(n)) is not None and r.step == job.step - 1]
     able = able[: job.config.replicas]
     if not able:
@@ -161,7 +161,7 @@ def _promote_shadows(job: Job, now: float) -> bool:
         job.deal = sampler.again(job.deal, epoch.names())
     job.dealt_to = epoch.members
     _running(job)
-    enter_epoch(job, epoch, able, {}, now, undo)
+    enter_epoch(job, epoch, able, now, lost={}, undo=undo)
     why = f"all contributors are gone; {', '.join(epoch.names())} had caught up to step {job.step - 1} and goes on"
     announce(job, why)
     job.emit("job.running", job.config.job, why)
@@ -186,7 +186,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     _running(job)
     last = last_reason(job) if decision.commit else ""
     if decision.commit:
-        _settle_by_commit(job, decision, epoch, standings, last, undo)
+        _settle_by_commit(job, decision, epoch, standings, last=last, undo=undo)
     else:
         _settle_by_retry(job, decision, epoch, standings, undo)
     for replica in members:
@@ -203,7 +203,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
 
 
 def _settle_by_commit(
-    job: Job, decision: Settled, epoch: EpochInfo, standings: dict[str, Standing], last: str, undo: Undo
+    job: Job, decision: Settled, epoch: EpochInfo, standings: dict[str, Standing], *, last: str, undo: Undo
 ) -> None:
     """All hold the result of the step: it is true, and the new epoch begins with the next."""
     done = [d for name in decision.members if (d := standings[name].done) is not None]

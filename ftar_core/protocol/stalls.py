@@ -1,16 +1,16 @@
 """How long an incident stopped the survivors, and how long a calm step takes.
 
-Stall of a step = (commit - last survivor's gradient produced) minus the median of 20 calm steps. Members stamp their last
-gradient with their own clock, which on another machine starts anywhere. So the difference to the commit is taken per
-replica, against that replica's own median: a constant offset cancels. Of the survivors the smallest is the stall: who
-produced last had waited least.
+Stall of a step = (commit - last survivor's gradient produced) minus the median of 20 calm steps. Members stamp their
+last gradient with their own clock, which on another machine starts anywhere. So the difference to the commit is taken
+per replica, against that replica's own median: a constant offset cancels. Of the survivors the smallest is the stall:
+who produced last had waited least.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from ftar_core.wire.messages import Done
@@ -27,9 +27,9 @@ class Incident:
     kind: str  # replica-lost | replica-joined | replica-drained | step-late
     replica: str
     step: int
-    detect_ms: float | None
-    stall_ms: float | None
     reason: str
+    detect_ms: float | None = None
+    stall_ms: float | None = None
 
 
 class Stalls:
@@ -42,9 +42,9 @@ class Stalls:
         self._steps: deque[float] = deque(maxlen=CALM_STEPS)
         self._last_commit: float | None = None
 
-    def begin(self, kind: str, replica: str, step: int, detect_ms: float | None, reason: str, now: float) -> None:
+    def begin(self, incident: Incident) -> None:
         """Something happened that the next commit will show."""
-        self.open.append(Incident(now, kind, replica, step, detect_ms, None, reason))
+        self.open.append(incident)
 
     def committed(self, done: Mapping[str, Done], now: float) -> None:
         """A step was committed now, from these reports."""
@@ -53,7 +53,7 @@ class Stalls:
             excess = [lag - median(self._lag[n]) for n, lag in lags.items() if self._lag.get(n)]
             stall_ms = max(0.0, min(excess)) * 1000 if excess else None
             for i in self.open:
-                self.incidents.append(Incident(i.at, i.kind, i.replica, i.step, i.detect_ms, stall_ms, i.reason))
+                self.incidents.append(replace(i, stall_ms=stall_ms))
             self.open.clear()
         else:
             for name, lag in lags.items():

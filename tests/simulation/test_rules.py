@@ -398,9 +398,9 @@ def same_terms(patch: pytest.MonkeyPatch) -> None:
 def deal_again_at_retries(patch: pytest.MonkeyPatch) -> None:
     honest = commit.enter_epoch
 
-    def enter(job: Job, epoch: EpochInfo, *rest: object) -> None:
+    def enter(job: Job, epoch: EpochInfo, *rest: object, **options: object) -> None:
         job.deal = sampler.again(job.deal, epoch.names())
-        honest(job, epoch, *rest)  # type: ignore[arg-type]
+        honest(job, epoch, *rest, **options)  # type: ignore[arg-type]
 
     patch.setattr(commit, "enter_epoch", enter)
 
