@@ -241,6 +241,7 @@ def _while_recovering(job: Job, conn: int, replica: Replica, hello: Hello, now: 
     _accept(job, conn, replica, hello, incarnation=incarnation, now=now)
     replica.step = hello.report.step
     job.standings[replica.name] = Standing(incarnation, hello.report)
+    (job.unsaid.add if hello.report.done else job.unsaid.discard)(replica.name)
     job.send(replica, Hold(term=job.term, reason=job.reason or "the coordinator recovers"))
 
 

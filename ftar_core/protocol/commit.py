@@ -162,6 +162,7 @@ def finish(job: Job, now: float, why: str) -> None:
     job.step -= 1  # the job is at its last step for ever
     job.timers.clear()
     job.timers["finish"] = now + job.config.finish_wait_s
+    job.timers["dismiss"] = now
     job.emit("job.finished", job.config.job, why)
     if not job.persisted:
         job.rewrite_record(None)  # so that a restarted coordinator does not wait for a job that is over

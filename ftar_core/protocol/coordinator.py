@@ -160,6 +160,7 @@ class Coordinator:
                 report = standing.report
                 if (message.step, message.epoch) == (report.step, report.epoch):
                     job.standings[replica.name] = replace(standing, done=message)
+                    job.unsaid.discard(replica.name)
             return
         if job.mode is not Mode.RUNNING or message.epoch != job.epoch.id or message.step != job.step:
             return
@@ -214,6 +215,8 @@ class Coordinator:
                 settle.sort_out(job, now)
             elif name == "record":
                 job.timers["check"] = now  # is it better by now?
+            elif name == "dismiss":
+                settle.dismiss_shadows(job, now)
             elif name in ("recovery", "gather"):
                 job.waited = True
             elif name == "hold-exit":

@@ -85,6 +85,7 @@ class Job:
     unreachable: dict[tuple[str, str], str] = field(default_factory=dict)  # dead links of this epoch -> what was said
     basis: Basis | None = None  # what is known, while recovering
     standings: dict[str, Standing] = field(default_factory=dict)  # who reported, while recovering
+    unsaid: set[str] = field(default_factory=set)  # of those, who announced a result and has not sent its Done yet
     waited: bool = False  # the deadline of the recovery has passed
     forced: bool = False  # the operator decided to go on without those who are missing
     acknowledged: set[str] = field(default_factory=set)  # members that have the last commit
@@ -219,6 +220,7 @@ class Job:
         self.ready.discard(replica.name)
         self.drains.discard(replica.name)
         self.standings.pop(replica.name, None)
+        self.unsaid.discard(replica.name)
         if self.mode is Mode.RUNNING and self.is_member(replica):
             self.gone[replica.name] = why
             detect_ms = (now - replica.last_life) * 1000 if replica.last_life else None

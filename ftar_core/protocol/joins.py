@@ -8,6 +8,7 @@ did not answer are named, and a newcomer among them waits, twice as long each ti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftar_core.protocol.job import Job, Mode
@@ -32,18 +33,20 @@ class Preparation:
 
 def refresh_sources(job: Job, now: float) -> None:
     """Tell all shadows whom to follow; called when the contributors have changed."""
+    members = [m for m in job.epoch.members if m.replica not in job.gone]
     for replica in job.table:
         if replica.shadow:
-            send_catchup(job, replica)
+            send_catchup(job, replica, members)
 
 
-def send_catchup(job: Job, replica: Replica) -> None:
+def send_catchup(job: Job, replica: Replica, members: Sequence[MemberInfo] | None = None) -> None:
     """Name a few contributors as sources; different shadows begin at different ones."""
-    members = [m for m in job.epoch.members if m.replica not in job.gone]
+    if members is None:
+        members = [m for m in job.epoch.members if m.replica not in job.gone]
     if not members:
         return
-    start = sum(replica.name.encode()) % len(members)
-    sources: tuple[MemberInfo, ...] = tuple((members + members)[start : start + min(SOURCES, len(members))])
+    start, count = sum(replica.name.encode()), len(members)
+    sources = tuple(members[(start + i) % count] for i in range(min(SOURCES, count)))
     job.send(replica, Catchup(term=job.term, sources=sources))
 
 

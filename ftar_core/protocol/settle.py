@@ -6,7 +6,7 @@ from ftar_core.protocol import sampler
 from ftar_core.protocol.commit import announce, enter_epoch, finish, last_reason, snapshot, verdict_of
 from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
-from ftar_core.protocol.membership import Cause, Replica, State, natural
+from ftar_core.protocol.membership import SHADOWS, Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, decide
 from ftar_core.wire.ids import NO_EPOCH
 from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch, Refused
@@ -30,6 +30,9 @@ def begin(job: Job, fresh: bool, now: float) -> None:
     job.step, job.deal, job.last_commit_epoch = record.first_step, record.deal, record.last_commit_epoch
     job.next_epoch = record.epoch.id.number + 1
     job.finishing = "the end of the job was decided before the coordinator restarted" if record.ended else ""
+    for name in record.cordoned:
+        replica = job.table.ensure(name, now, "")
+        replica.state, replica.reason = State.DRAINED, "taken out of the job before the coordinator restarted"
     for member in record.epoch.members:
         replica = job.table.ensure(member.replica, now, "")
         replica.incarnation, replica.slot, replica.ranks = member.incarnation, member.slot, member.ranks
@@ -43,10 +46,14 @@ def begin(job: Job, fresh: bool, now: float) -> None:
 def try_start(job: Job, now: float) -> None:
     """Start with all replicas, or after the timeout with at least min-replicas. All begin with one and the same state:
     that of the lowest name; whoever was initialised otherwise, or comes later, catches up."""
-    here = [r for r in job.table if r.conn is not None and r.hello is not None and r.hello.report.step == 1]
     wanted, late = job.config.replicas, "start" not in job.timers
-    job.reason = f"{len(here)} of {wanted} replicas have connected (min-replicas {job.config.min_replicas})"
-    if len(here) < (job.config.min_replicas if late else wanted) or not job.can_persist(now):
+    needed = job.config.min_replicas if late else wanted
+    connected = len(job.table.by_conn)
+    job.reason = f"{connected} of {wanted} replicas have connected (min-replicas {job.config.min_replicas})"
+    if connected < needed:
+        return
+    here = [r for r in job.table if r.conn is not None and r.hello is not None and r.hello.report.step == 1]
+    if len(here) < needed or not job.can_persist(now):
         return
     here.sort(key=lambda r: natural(r.name))
     leader = here[0].hello
@@ -96,6 +103,8 @@ def try_settle(job: Job, now: float) -> None:
         job.mode, job.forced = Mode.STARTING, False  # nobody has anything: the operator begins anew
         job.timers.pop("recovery", None)
         return
+    if _too_early(job):
+        return
     waited = job.waited or _all_replaced(job)
     decision = decide(job.basis, job.standings, waited=waited, force=job.forced)
     if isinstance(decision, Settled):
@@ -104,6 +113,14 @@ def try_settle(job: Job, now: float) -> None:
     if job.epoch.members and waited and _promote_shadows(job, now):
         return
     _undecided(job, decision, waited, now)
+
+
+def _too_early(job: Job) -> bool:
+    """Cheap signs that nothing can be decided yet: thousands of members come one by one."""
+    if job.forced or job.waited:
+        return False
+    members = job.basis.epoch.members if job.basis is not None else ()
+    return bool(job.unsaid) or len(job.table.by_conn) < len(members)
 
 
 def _all_replaced(job: Job) -> bool:
@@ -260,6 +277,13 @@ def _running(job: Job) -> None:
     job.waited = job.forced = False
     for timer in ("recovery", "gather", "hold-exit"):
         job.timers.pop(timer, None)
+
+
+def dismiss_shadows(job: Job, now: float) -> None:
+    """The job is over: who was still on its way in is needed no more."""
+    for replica in job.states(SHADOWS):
+        if replica.conn is not None:
+            job.evict(replica, f"the job has ended: {job.reason}", now, rejoin=False)
 
 
 def sort_out(job: Job, now: float) -> None:
