@@ -164,13 +164,17 @@ class Agents:
                 done, waiting = await asyncio.wait(
                     waiting, timeout=HEDGE_S if names else None, return_when=asyncio.FIRST_COMPLETED
                 )
-                for task in done:
+                answered: list[asyncio.Task[T]] = []
+                for task in done:  # all of them: an exception that nobody looks at is complained of by asyncio
                     error = task.exception()
                     if error is None:
-                        return task.result()
-                    if not isinstance(error, CliError):
+                        answered.append(task)
+                    elif isinstance(error, CliError):
+                        errors.append(error)
+                    else:
                         raise error
-                    errors.append(error)
+                if answered:
+                    return answered[0].result()
         finally:
             for task in waiting:
                 task.cancel()

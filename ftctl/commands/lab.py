@@ -244,6 +244,9 @@ def execute(
     from ftctl.lab.manifest import MARKER, KeeperState, ManifestError, load
     from ftctl.lab.registry import list_labs
 
+    command = command[1:] if command[0] == "--" else command
+    if not command:
+        raise UsageProblem("lab exec", "no command is given", "ftctl lab exec node0 -- ip addr")
     lab = _choose(name, list_labs())
     down = f"ftctl lab down --name {lab.name}"
     try:
