@@ -76,8 +76,9 @@ def try_start(job: Job, now: float) -> None:
     enter_epoch(job, epoch, same, now, lost={}, undo=undo)
     announce(job, "the job starts")
     job.emit("job.running", job.config.job, f"started with {len(same)} replicas")
+    inside = {r.name for r in same}
     for replica in here:
-        if replica not in same:
+        if replica.name not in inside:
             admit_shadow(job, replica, f"its initial state is not that of {here[0].name}", now)
 
 
