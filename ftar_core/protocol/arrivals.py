@@ -45,6 +45,8 @@ def on_hello(job: Job, conn: int, hello: Hello, now: float) -> None:
         _after_the_end(job, conn, replica, hello, now)
     elif hello.replica in job.table.cordoned:
         why = f"{hello.replica} was taken out of the job; `ftctl rejoin replica {hello.replica}` lets it in again"
+        if replica.conn is None and replica.may(Cause.LEFT):
+            replica.move(Cause.LEFT, now, why)
         _turn_away(job, conn, hello, why, rejoin=False)
     elif job.mode is Mode.RECOVERING or (job.mode is Mode.STARTING and _knows_more(job, hello, now)):
         _while_recovering(job, conn, replica, hello, now)
@@ -53,7 +55,10 @@ def on_hello(job: Job, conn: int, hello: Hello, now: float) -> None:
     elif _is_present_life(job, replica, hello):
         _come_back(job, conn, replica, hello, now)
     else:
-        _turn_away(job, conn, hello, "the job went on without this process while it was away", rejoin=True)
+        why = "the job went on without this process while it was away"
+        if replica.conn is None and replica.may(Cause.LOST):
+            replica.move(Cause.LOST, now, f"{why}; it was told to start again")
+        _turn_away(job, conn, hello, why, rejoin=True)
 
 
 def _unfit(job: Job, hello: Hello) -> Refused | None:

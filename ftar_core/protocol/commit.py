@@ -192,7 +192,8 @@ def _change_epoch(job: Job, now: float) -> bool:
         job.deal = sampler.again(job.deal, epoch.names())
         job.dealt_to = epoch.members
     enter_epoch(job, epoch, joiners, now, lost=lost, undo=undo)
-    why = ", ".join(f"{name}: {reason}" for name, reason in lost.items()) or f"{len(joiners)} replicas are back"
+    back = "with " + ", ".join(r.name for r in joiners)
+    why = ", ".join(f"{name}: {reason}" for name, reason in lost.items()) or back
     announce(job, f"step {job.step} is reduced again ({why})")
     return True
 

@@ -90,7 +90,8 @@ def decide(
 ) -> Settled | Undecided:
     """Settle what is true, or say what is missing. `waited`: the deadline for recorded members has passed."""
     if not standings:
-        return Undecided("no member of the job has connected yet", hopeless=waited)
+        whom = f"nobody of epoch {basis.epoch.id} ({_names(basis.epoch.names())})" if basis is not None else "no member"
+        return Undecided(f"{whom} has connected yet", hopeless=waited)
     unsaid = [n for n, s in standings.items() if s.report.done and not s.holds_result]
     if unsaid:
         return Undecided(f"waiting for the result that {_names(unsaid)} announced")

@@ -11,6 +11,8 @@ from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, dec
 from ftar_core.wire.ids import NO_EPOCH
 from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch, Refused
 
+FEW = 100  # up to so many members, what is missing is said by name at every step
+
 
 def begin(job: Job, fresh: bool, now: float) -> None:
     """What a coordinator does first, from what its store holds."""
@@ -121,7 +123,7 @@ def _too_early(job: Job) -> bool:
     if job.forced or job.waited:
         return False
     members = job.basis.epoch.members if job.basis is not None else ()
-    return bool(job.unsaid) or len(job.table.by_conn) < len(members)
+    return len(members) > FEW and (bool(job.unsaid) or len(job.table.by_conn) < len(members))
 
 
 def _all_replaced(job: Job) -> bool:
@@ -207,6 +209,10 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
         _settle_by_commit(job, decision, epoch, standings, last=last, undo=undo)
     else:
         _settle_by_retry(job, decision, epoch, standings, undo)
+    for name in decision.contributors:
+        absent = job.table.ensure(name, now, "")
+        if absent.conn is None and absent.state is State.STARTING:
+            absent.state, absent.reason = State.UNREACHABLE, "not back after the recovery"
     for replica in members:
         if replica.may(Cause.HELLO):
             replica.move(Cause.HELLO, now, "back")

@@ -47,8 +47,11 @@ def _state(job: Job) -> str:
 
 def _reason(job: Job) -> str:
     """What an operator should know, the worst first."""
-    troubles = [job.hold_reason, job.network_trouble, job.record_problem, job.reason]
-    return "; ".join(t for t in troubles if t)
+    said: list[str] = []
+    for trouble in (job.hold_reason, job.network_trouble, job.record_problem, job.reason):
+        if trouble and not any(trouble in earlier for earlier in said):
+            said.append(trouble)
+    return "; ".join(said)
 
 
 def _replica(job: Job, replica: Replica, now: float, offset: float) -> ReplicaView:
