@@ -223,6 +223,7 @@ class _Daemon:
             self._registry.close()
         self._agent.close()
         self._events.emit("agent.ended", self._agent.settings.node, "as asked")
+        self._events.close()
         return left
 
 

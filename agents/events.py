@@ -1,8 +1,10 @@
 """What happened on this node, numbered: the last ones in memory for the API, all on disk for the post-mortem.
 
-STATE/events.jsonl is one JSON object a line; at 4 MiB it becomes events.jsonl.1 and a new one begins, so both together
-are bounded. A full disk costs the file, not the events: those in memory go on. Numbers begin at 1 with every agent;
-`boot` names the numbering, so that a reader who comes back after a restart does not miss what has a low number again.
+Telling an event never waits: it goes to memory, and one thread writes it to STATE/events.jsonl (one JSON object a line)
+and to standard error. A disk that hangs, or a log that nobody reads, therefore stops neither a revert nor an answer; a
+full disk costs the file, not the events. At 4 MiB the file becomes events.jsonl.1 and a new one begins, so both
+together are bounded. Numbers begin at 1 with every agent; `boot` names the numbering, so that a reader who comes back
+after a restart does not take a low number for an old event.
 """
 
 from __future__ import annotations
@@ -20,23 +22,27 @@ from pathlib import Path
 from agents.api.models import EventRecord, EventsAnswer
 
 KEPT = 2000
+UNWRITTEN = 5000
 ROTATE_BYTES = 4 * 2**20
 MAX_TEXT = 2000
+FLUSH_S = 2.0
 
 
 class EventLog:
-    """Thread-safe. Every event is also a line on standard error, the agent's log."""
+    """Thread-safe."""
 
     def __init__(self, path: Path, node: str) -> None:
-        self._path = path
         self._node = node
         self._boot = secrets.token_hex(6)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
         self._events: deque[EventRecord] = deque(maxlen=KEPT)
+        self._unwritten: deque[EventRecord] = deque(maxlen=UNWRITTEN)
         self._last = 0
-        self._size = self._file_size()
-        self._broken = False
+        self._ending = False
+        self._file = _EventFile(path)
+        self._writer = threading.Thread(target=self._write, name="events", daemon=True)
+        self._writer.start()
 
     @property
     def last(self) -> int:
@@ -48,7 +54,7 @@ class EventLog:
 
     def emit(self, kind: str, thing: str, reason: str, *, injected: bool = False) -> None:
         """`kind` like "rail.down", `thing` like "node1/rail0". What a fault of ours does is marked `injected`."""
-        with self._lock:
+        with self._changed:
             self._last += 1
             event = EventRecord(
                 seq=self._last,
@@ -56,39 +62,63 @@ class EventLog:
                 source=self._node,
                 kind=kind,
                 object=thing[:MAX_TEXT],
-                reason=_one_line(reason),
+                reason=" ".join(reason.split())[:MAX_TEXT],
                 injected=injected or kind.startswith("fault."),
             )
             self._events.append(event)
-            self._write(event)
+            self._unwritten.append(event)
+            self._changed.notify_all()
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
-        _log(f"{event.kind} {event.object}: {event.reason}")
 
     def after(self, seq: int, limit: int) -> EventsAnswer:
         """Events with a number above `seq`, the oldest first, at most `limit`."""
-        with self._lock:
+        with self._changed:
             chosen = [event for event in self._events if event.seq > seq][:limit]
             last = chosen[-1].seq if chosen else self._last
             return EventsAnswer(events=chosen, last=last, boot=self._boot)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every event, in the thread that emitted it; it must be quick."""
-        with self._lock:
+        with self._changed:
             self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        with self._lock:
+        with self._changed:
             self._listeners.remove(listener)
 
-    def _file_size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except OSError:
-            return 0
+    def close(self) -> None:
+        """Write what is left, within FLUSH_S."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        self._writer.join(FLUSH_S)
 
-    def _write(self, event: EventRecord) -> None:
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._unwritten and not self._ending:
+                    self._changed.wait()
+                if not self._unwritten:
+                    return
+                event = self._unwritten.popleft()
+            _log(f"{event.kind} {event.object}: {event.reason}")
+            self._file.write(event)
+
+
+class _EventFile:
+    """One thread's: the file and its predecessor."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._broken = False
+        try:
+            self._size = path.stat().st_size
+        except OSError:
+            self._size = 0
+
+    def write(self, event: EventRecord) -> None:
         line = event.model_dump_json().encode() + b"\n"
         try:
             if self._size + len(line) > ROTATE_BYTES and self._size:
@@ -107,9 +137,5 @@ class EventLog:
 
 
 def _log(line: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk under the log, or nobody who reads it, must not stop the agent
+    with contextlib.suppress(OSError, ValueError):  # a full disk under the log, or nobody who reads it
         print(f"ft-agent: {line}", file=sys.stderr, flush=True)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:MAX_TEXT]

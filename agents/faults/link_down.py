@@ -160,7 +160,7 @@ class LinkDown(Fault[LinkDownUndo]):
             f"ip link set {undo.nic} up",
             *(a.command(undo.nic) for a in undo.addresses),
             *(n.command(undo.nic) for n in undo.neighbours),
-            *(r.command(undo.nic) for r in _gateways_last(undo.routes)),
+            *(r.command(undo.nic, undo.index) for r in _gateways_last(undo.routes)),
         ]
 
 

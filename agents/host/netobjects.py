@@ -13,22 +13,23 @@ import struct
 
 import msgspec
 
-from agents.host.rtnl import IFADDR, NDMSG, RTMSG, Attr, attr_map, attrs, pack_attr, u32
+from agents.host.rtnl import IFADDR, NDMSG, RTMSG, attr_map, attrs, pack_attr, u32
 
 FOREVER_S = 0xFFFFFFFF
 USER_HZ = 100  # of clock_t in rta_cacheinfo, fixed on Linux (sysconf(3) _SC_CLK_TCK)
 
 # linux/if_addr.h
 IFA_ADDRESS, IFA_LOCAL, IFA_CACHEINFO, IFA_FLAGS = 1, 2, 6, 8
-IFA_F_SECONDARY, IFA_F_NODAD, IFA_F_HOMEADDRESS, IFA_F_TENTATIVE = 0x01, 0x02, 0x10, 0x40
+IFA_F_SECONDARY, IFA_F_NODAD, IFA_F_HOMEADDRESS = 0x01, 0x02, 0x10
 IFA_F_MANAGETEMPADDR, IFA_F_NOPREFIXROUTE, IFA_F_MCAUTOJOIN = 0x100, 0x200, 0x400
 SETTABLE_FLAGS = IFA_F_NODAD | IFA_F_HOMEADDRESS | IFA_F_MANAGETEMPADDR | IFA_F_NOPREFIXROUTE | IFA_F_MCAUTOJOIN
 # linux/rtnetlink.h
 RTA_DST, RTA_SRC, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC = 1, 2, 4, 5, 6, 7
-RTA_MULTIPATH, RTA_CACHEINFO, RTA_TABLE, RTA_VIA, RTA_EXPIRES, RTA_NH_ID = 9, 12, 15, 18, 23, 30
+RTA_METRICS, RTA_MULTIPATH, RTA_CACHEINFO, RTA_TABLE, RTA_VIA, RTA_EXPIRES, RTA_NH_ID = 8, 9, 12, 15, 18, 23, 30
 RTM_F_CLONED = 0x200
 RTNH_F_ONLINK = 4
-RTPROT_REDIRECT, RTPROT_KERNEL, RTPROT_RA = 1, 2, 9
+RTPROT_REDIRECT, RTPROT_KERNEL, RTPROT_BOOT, RTPROT_RA = 1, 2, 3, 9
+METRICS = {2: "mtu", 3: "window", 8: "advmss", 10: "hoplimit", 11: "initcwnd", 14: "initrwnd"}  # RTAX_*
 TABLE_MAIN = 254
 ROUTE_TYPES = {1: "", 2: "local ", 3: "broadcast ", 4: "anycast ", 5: "multicast ", 6: "blackhole ", 7: "unreachable "}
 RTNEXTHOP = struct.Struct("=HBBi")  # length, flags, hops, index
@@ -150,17 +151,28 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def text(self) -> str:
         table = "" if self.table == TABLE_MAIN else f" table {self.table}"
-        via = f" via {self.gateway}" if self.gateway else ""
-        several = " (multipath)" if len(self.devices) > 1 else ""
+        via = f" via {self.gateway}" if self.gateway and len(self.devices) < 2 else ""
         where = "default" if self.prefix == 0 else f"{self.destination}/{self.prefix}"
         metric = f" metric {self.priority}" if self.priority else ""
-        return f"{ROUTE_TYPES.get(self.type, '')}{where}{via}{table}{metric}{several}"
+        return f"{ROUTE_TYPES.get(self.type, '')}{where}{via}{table}{metric}"
 
-    def command(self, device: str) -> str:
-        onlink = " onlink" if RTMSG.unpack_from(self.message)[8] & RTNH_F_ONLINK else ""
-        source = f" src {self.prefsrc}" if self.prefsrc else ""
-        text = self.text.replace(" via", f" dev {device} via") if self.gateway else f"{self.text} dev {device}"
-        return f"ip {family_word(self.family)}route add {text}{source}{onlink}"
+    def command(self, device: str, index: int = 0) -> str:
+        """As one would type it. Next hops over other devices are named by their index, which `ip link` lists."""
+        words = [f"ip {family_word(self.family)}route add {self.text}"]
+        found = attr_map(self.message, RTMSG.size)
+        if RTA_MULTIPATH in found:
+            words += [_hop_words(self.family, hop, device, index) for hop in _nexthops(found[RTA_MULTIPATH])]
+        else:
+            words.append(f"dev {device}")
+        if self.prefsrc:
+            words.append(f"src {self.prefsrc}")
+        if self.protocol not in (0, RTPROT_BOOT):
+            words.append(f"proto {self.protocol}")
+        metrics = attr_map(found.get(RTA_METRICS, b""))
+        words += [f"{name} {u32(metrics[kind])}" for kind, name in METRICS.items() if kind in metrics]
+        if RTMSG.unpack_from(self.message)[8] & RTNH_F_ONLINK:
+            words.append("onlink")
+        return " ".join(words)
 
     def restorable(self, passed_s: float) -> bytes | None:
         """The RTM_NEWROUTE body that puts the route back; None if it would have expired by now."""
@@ -192,6 +204,13 @@ def _nexthops(value: bytes) -> list[tuple[int, int, int, bytes]]:
     return hops
 
 
+def _hop_words(family: int, hop: tuple[int, int, int, bytes], device: str, index: int) -> str:
+    _flags, hops, hop_index, rest = hop
+    gateway = attr_map(rest).get(RTA_GATEWAY)
+    via = f" via {ip_text(family, gateway)}" if gateway else ""
+    return f"nexthop{via} dev {device if hop_index == index else f'(index {hop_index})'} weight {hops + 1}"
+
+
 def _without_state(value: bytes) -> bytes:
     """Next hops without "dead" and "link down", which the kernel refuses in requests."""
     out = b""
@@ -210,7 +229,8 @@ def parse_route(body: bytes) -> Route | None:
     hops = _nexthops(found.get(RTA_MULTIPATH, b""))
     own = u32(found.get(RTA_OIF))
     via = found.get(RTA_VIA)
-    gateway = ip_text(family, found[RTA_GATEWAY]) if RTA_GATEWAY in found else ""
+    gateways = [attr_map(hop[3]).get(RTA_GATEWAY) for hop in hops] or [found.get(RTA_GATEWAY)]
+    gateway = ", ".join(ip_text(family, one) for one in gateways if one)
     if via is not None and len(via) > 2:
         gateway = ip_text(int.from_bytes(via[:2], "little"), via[2:])
     cache = found.get(RTA_CACHEINFO, b"")
@@ -267,16 +287,3 @@ def parse_neighbour(body: bytes) -> tuple[int, Neighbour] | None:
     if NDA_DST not in found or NDA_LLADDR not in found:
         return None
     return index, Neighbour(family, ip_text(family, found[NDA_DST]), found[NDA_LLADDR].hex(":"), bytes(body))
-
-
-__all__ = [
-    "FOREVER_S",
-    "IFA_F_TENTATIVE",
-    "Address",
-    "Attr",
-    "Neighbour",
-    "Route",
-    "parse_address",
-    "parse_neighbour",
-    "parse_route",
-]

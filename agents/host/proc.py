@@ -1,4 +1,4 @@
-"""Processes, through psutil: what they use, whether they live, and who they really are (a pid alone is reused)."""
+"""Processes, through psutil: what they use and whether they live."""
 
 from __future__ import annotations
 
@@ -43,17 +43,3 @@ class ProcessReader:
     def forget_all_but(self, pids: set[int]) -> None:
         for pid in set(self._known) - pids:
             del self._known[pid]
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot (proc_pid_stat(5), field 22); with the pid it is unique."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read(4096).rpartition(b")")[2].split()
-        return int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def is_same(pid: int, ticks: int | None) -> bool:
-    return ticks is not None and start_ticks(pid) == ticks

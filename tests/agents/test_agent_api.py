@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live_agent import TOKENS, LiveAgent, live_agent
+from live_agent import TOKENS, LiveAgent, live_agent, until
 
 from agents.api.models import ERROR_CODES, ErrorBody, FaultSpec, FaultView, NodeView
 
@@ -321,6 +321,7 @@ def test_waiting_ends_and_a_number_from_another_life_is_answered_at_once(agent: 
 def test_events_are_on_disk_too(agent: LiveAgent) -> None:
     agent.inject(kind="noop", duration_s=60)
     path = agent.state / "events.jsonl"
+    until(lambda: "fault.active" in path.read_text(), "the event is written")
     kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
     assert kinds[0] == "agent.started"
     assert "fault.active" in kinds

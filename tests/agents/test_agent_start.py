@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +16,49 @@ import httpx
 import pytest
 from live_agent import TOKENS, LiveAgent, live_agent, write
 
-from agents import settings, tokens
+from agents import daemon, settings, tokens
 from agents.api.words import Role
 
 
-def refusal(agent: LiveAgent, code: int = 2) -> str:
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """The one line with which an agent refuses to start."""
-    agent.start(wait=False)
-    assert agent.process is not None
-    assert agent.process.wait(60) == code, agent.text()
-    lines = agent.text().splitlines()
-    assert len(lines) == 1, agent.text()
-    assert lines[0].startswith("ft-agent: ")
-    return lines[0]
+
+    def start(agent: LiveAgent, code: int = 2) -> str:
+        write(agent.config, agent.settings)
+        monkeypatch.setattr(sys, "argv", ["ft-agent", "--config", str(agent.config)])
+        monkeypatch.setattr(os, "umask", lambda _mask: 0)
+        with pytest.raises(SystemExit) as caught:
+            daemon.main()
+        assert caught.value.code == code
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("ft-agent: ")
+        return lines[0]
+
+    return start
 
 
-def test_tokens_that_others_can_read_are_no_tokens() -> None:
+Refusal = Callable[..., str]
+
+
+def test_tokens_that_others_can_read_are_no_tokens(refusal: Refusal) -> None:
     with live_agent() as agent:
         (agent.root / "tokens.yaml").chmod(0o644)
         assert "chmod 600" in refusal(agent)
 
 
-def test_off_loopback_only_with_tls() -> None:
+def test_off_loopback_only_with_tls(refusal: Refusal) -> None:
     with live_agent(listen="0.0.0.0:0") as agent:
         assert "tls_cert" in refusal(agent)
 
 
-def test_an_unknown_setting_is_an_error() -> None:
+def test_an_unknown_setting_is_an_error(refusal: Refusal) -> None:
     with live_agent(colour="red") as agent:
         assert "colour" in refusal(agent)
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_taken_port_is_named(refusal: Refusal) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with live_agent(listen=f"127.0.0.1:{port}") as agent:
@@ -55,17 +67,13 @@ def test_a_taken_port_is_named() -> None:
             assert "already" in line
 
 
-def test_a_second_agent_on_the_same_state_is_refused_and_the_first_lives() -> None:
+def test_a_second_agent_on_the_same_state_is_refused_and_the_first_lives(refusal: Refusal) -> None:
     with live_agent() as agent:
         agent.start("--allow-faults")
         fault = agent.inject(kind="noop", duration_s=60)
         second = LiveAgent(agent.root, **{**agent.settings, "unix_socket": str(agent.root / "b.sock")})
-        second.config, second.log = agent.root / "b.yaml", agent.root / "b.log"
-        try:
-            line = refusal(second, code=1)
-            assert f"another agent (pid {agent.pid})" in line
-        finally:
-            second.close()
+        second.config = agent.root / "b.yaml"
+        assert f"another agent (pid {agent.pid})" in refusal(second, code=1)
         assert agent.get(f"/v1/faults/{fault['id']}").json()["state"] == "active"
 
 
@@ -95,7 +103,7 @@ def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
         assert agent.get("/healthz").status_code == 200, "the Unix socket needs no TLS"
 
 
-def test_a_key_that_is_none_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_key_that_is_none_is_said_in_one_line(tmp_path: Path, refusal: Refusal) -> None:
     junk = tmp_path / "junk.pem"
     junk.write_text("not a key")
     junk.chmod(0o600)

@@ -338,7 +338,7 @@ def test_a_revert_that_fails_is_stuck_with_commands_and_heals_later(
     assert stuck.attempts == 6
     assert node.injector.by_hand(stuck) == [
         "ip link set rail0 up",
-        "ip route add 10.9.0.0/16 dev rail0 via 10.0.0.2",
+        "ip route add 10.9.0.0/16 via 10.0.0.2 dev rail0",
     ]
     assert node.events[-1][0] == "fault.stuck"
     node.deadlines.tick()
@@ -347,6 +347,14 @@ def test_a_revert_that_fails_is_stuck_with_commands_and_heals_later(
     node.deadlines.tick()
     assert node.state(entry) is FaultState.REVERTED
     assert links.devices[2].up
+
+
+def test_a_revert_that_says_yes_and_does_nothing_is_not_believed(node: Node, links: FakeLinks) -> None:
+    entry = node.down()
+    links.deaf.add("up")
+    stuck = node.injector.revert(entry.id, "by ann")
+    assert stuck.state is FaultState.STUCK
+    assert "rail0 is down" in stuck.detail
 
 
 def test_a_revert_that_works_at_the_third_attempt_is_not_stuck(node: Node, links: FakeLinks) -> None:

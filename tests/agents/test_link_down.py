@@ -147,7 +147,7 @@ def test_the_commands_by_hand_bring_back_all_of_it(machine: Machine, links: Fake
         "ip link set rail0 up",
         "ip -6 address add fd00::1/64 dev rail0",
         "ip route add 10.8.0.0/16 table 99 dev rail0",
-        "ip route add 10.9.0.0/16 dev rail0 via 10.0.0.2",
+        "ip route add 10.9.0.0/16 via 10.0.0.2 dev rail0",
     ]
 
 
@@ -220,6 +220,9 @@ def test_a_multipath_route_comes_back_with_its_weights(real: tuple[Machine, Any,
     before = multipath()
     assert len(before) == 1
     undo = FAULT.plan(machine, TARGET, {})
+    hops_by_hand = "nexthop via 10.77.0.5 dev rail0 weight 4 nexthop via 10.77.0.6 dev rail0 weight 2"
+    assert f"ip route add 10.91.0.0/16 {hops_by_hand}" in " ".join(FAULT.by_hand(undo))
+    assert any(c.startswith("ip route add 10.88.0.0/16") and c.endswith("mtu 1300") for c in FAULT.by_hand(undo))
     FAULT.inject(machine, undo)
     assert multipath() == []
     FAULT.undo(machine, undo)
