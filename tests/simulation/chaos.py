@@ -77,17 +77,19 @@ class Chaos:
             else:
                 self.restarts.append((rng.random() * 4, name))
 
-    def run(self, calm: int = 250, limit: int = 6000) -> Outcome:
-        rng = self.rng
+    def run(self, limit: int = 6000) -> Outcome:
+        rng, world = self.rng, self.world
         actions = rng.randrange(100, 700)
         for _ in range(actions):
             self._one()
             if self.faults < self.budget and rng.random() < self.pf:
                 self._fault()
         self._heal()
-        goal = self.world.truth.last + AFTER_HEAL
+        goal = world.truth.last + AFTER_HEAL
         for _ in range(limit):
             self._one()
+            if world.now >= self.next_look:
+                self._let_in()
             if self._over():
                 break
             if self.world.truth.last >= goal:
@@ -361,14 +363,19 @@ class Chaos:
         if not any(s.alive for s in world.servers) and world.servers[-1].exit is None:
             world.start_server()
         self._supervise(world.now)
-        for server in [s for s in world.servers if s.alive]:
-            for name in self.names:
-                if name in server.machine.job.table.cordoned:
-                    server.operate("rejoin", name)
-                    self.restarts.append((world.now, name))
+        self._let_in()
         record = world.store.record
         lives = {(m.replica, m.incarnation) for m in record.epoch.members} if record is not None else set()
         self.holders = [x for x in world.lives if x.alive and (x.name, x.member.incarnation) in lives]
+
+    def _let_in(self) -> None:
+        """Nobody stays out for good; a drain may take effect only now."""
+        self.next_look = self.world.now + 1.0
+        for server in [s for s in self.world.servers if s.alive]:
+            for name in self.names:
+                if name in server.machine.job.table.cordoned:
+                    server.operate("rejoin", name)
+                    self.restarts.append((self.world.now, name))
 
     def _over(self) -> bool:
         """The last coordinator ended for good."""
