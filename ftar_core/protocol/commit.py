@@ -254,9 +254,10 @@ def _vanished(job: Job, now: float) -> None:
     job.mode = Mode.RECOVERING
     job.reason = f"all contributors are gone ({why}): waiting for one of them, or for a caught-up replica"
     job.timers["gather"] = now + job.config.gather_s
+    job.timers["recovery"] = now + job.config.recovery_wait_s
     job.timers.setdefault("hold-exit", now + job.config.hold_exit_s)
     job.hold_since, job.hold_reason, job.standings = None, "", {}
-    job.waited = job.forced = False
+    job.waited = job.waited_long = job.forced = False
     may_retry = tuple(m for m in job.dealt_to if (m.replica, m.incarnation) not in job.revoked)
     job.basis = Basis(job.epoch, job.step, job.deal, job.last_commit_epoch, may_retry)
     job.stalls.restart()
@@ -331,6 +332,7 @@ def snapshot(job: Job, names: Sequence[str]) -> Undo:
             "basis",
             "drains",
             "waited",
+            "waited_long",
             "forced",
         )
     }

@@ -219,6 +219,7 @@ class Coordinator:
                 settle.dismiss_shadows(job, now)
             elif name in ("recovery", "gather"):
                 job.waited = True
+                job.waited_long = job.waited_long or name == "recovery"
             elif name == "hold-exit":
                 why = job.hold_reason or job.reason
                 settle.stop_job(job, f"it held for {job.config.hold_exit_s:g} s: {why}")

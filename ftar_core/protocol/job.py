@@ -87,6 +87,7 @@ class Job:
     standings: dict[str, Standing] = field(default_factory=dict)  # who reported, while recovering
     unsaid: set[str] = field(default_factory=set)  # of those, who announced a result and has not sent its Done yet
     waited: bool = False  # the deadline of the recovery has passed
+    waited_long: bool = False  # for recovery_wait_s: who is not back by now has hardly survived
     forced: bool = False  # the operator decided to go on without those who are missing
     acknowledged: set[str] = field(default_factory=set)  # members that have the last commit
     stalls: Stalls = field(default_factory=Stalls)

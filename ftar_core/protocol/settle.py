@@ -146,7 +146,7 @@ def _undecided(job: Job, decision: Undecided, waited: bool, now: float) -> None:
         if job.finishing and not job.standings:
             job.stop(0, f"the job had ended ({job.finishing}) and no member is left")
             return
-        if job.waited and _all_replaced(job) and not job.forced:
+        if job.waited_long and _all_replaced(job) and not job.forced:
             stop_job(job, f"{decision.reason}; every member has been restarted, so the state is gone")
             return
     job.forced = False
@@ -281,7 +281,7 @@ def _settle_by_retry(job: Job, decision: Settled, epoch: EpochInfo, standings: d
 
 def _running(job: Job) -> None:
     job.mode, job.reason, job.standings, job.basis = Mode.RUNNING, "", {}, None
-    job.waited = job.forced = False
+    job.waited = job.waited_long = job.forced = False
     for timer in ("recovery", "gather", "hold-exit"):
         job.timers.pop(timer, None)
 

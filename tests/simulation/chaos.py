@@ -61,7 +61,7 @@ class Chaos:
         self.budget = rng.randrange(1, 8)
         self.faults = 0
         self.lossy = rng.random() < 0.15  # this run may lose the store
-        self.wipe = self.wiped = False
+        self.wipe = self.wiped = self.twins = False
         self.cut: dict[str, float] = {}  # replica -> until when it cannot connect
         self.resume: dict[object, float] = {}  # paused -> until
         self.restarts: list[tuple[float, str]] = []
@@ -149,6 +149,8 @@ class Chaos:
                 self.restarts.remove((at, name))
                 if not any(x.name == name and x.alive and not x.paused for x in world.lives):
                     world.start_life(name)
+                elif self.healed:
+                    self.restarts.append((now + 0.5, name))  # its old process still has to end
         if self.server_at is None and not any(s.alive for s in world.servers):
             last = world.servers[-1].exit
             if last is None or last.exit_code == 75:
@@ -344,6 +346,7 @@ class Chaos:
 
     def _new_twin(self) -> None:
         """A second process of a replica, while the first still lives."""
+        self.twins = True
         self.world.start_life(self.rng.choice(self.names))
 
     # --- the end
@@ -395,7 +398,8 @@ class Chaos:
         alive = [s for s in world.servers if s.alive]
         if not alive:
             stop = world.servers[-1].exit
-            if stop is not None and stop.reason and (not self.holders or self.wiped):
+            # A twin looks like the restart of a process that is dead; nobody can see that it is only cut off.
+            if stop is not None and stop.reason and (not self.holders or self.wiped or self.twins):
                 return f"stopped: {stop.reason}"
             raise Violation(f"liveness: no coordinator: {stop}, holders {[str(h) for h in self.holders]}")
         view = alive[-1].machine.view(world.now, world.now)
