@@ -68,6 +68,13 @@ void LinkEnd::drop_conn(int slot) {
   c->close(false);
 }
 
+void LinkEnd::drop_inquiries() {
+  for (PerRail& r : per_rail_) {
+    if (r.inquiry != nullptr) r.inquiry->close(false);
+    r.inquiry = nullptr;
+  }
+}
+
 void LinkEnd::flush_all() {
   for (size_t i = 0; i < conns_.size() && !closed_; ++i) {
     if (Conn* c = open_conn(static_cast<int>(i))) c->flush();
@@ -79,6 +86,7 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
   closed_ = true;
   active_ = -1;
   transport_.remove_sink(tag_, sender_);
+  drop_inquiries();
   FrameHeader bye = header(FrameType::goodbye);
   bye.flags = left_epoch ? kLeftEpoch : 0;
   for (size_t i = 0; i < conns_.size(); ++i) {
@@ -94,7 +102,7 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
       beat.from_sender = sender_ ? 1 : 0;
       beat.flags = bye.flags;
       beat.tag = tag_;
-      if (rails_[i].remote.length > 0) transport_.send_beat(rails_[i].local, rails_[i].remote, beat);
+      transport_.send_beat(rails_[i].local, rails_[i].remote, beat);
     }
     c->close(c->is_open() && !c->sending_frame());
   }
@@ -105,6 +113,7 @@ void LinkEnd::over(const std::string& reason, bool left_epoch) {
   closed_ = true;
   active_ = -1;
   transport_.remove_sink(tag_, sender_);
+  drop_inquiries();
   for (size_t i = 0; i < conns_.size(); ++i) drop_conn(static_cast<int>(i));
   owner_.link_over(*this, reason, left_epoch);
 }
@@ -113,10 +122,10 @@ void LinkEnd::attached(Conn& conn, double now) {
   const auto i = static_cast<size_t>(conn.slot());
   PerRail& r = per_rail_[i];
   r.opened = true;
-  r.closed_by_peer = false;
   r.first_ping = pings_ + 1;
   r.next_ping_ms = 0;
-  gone_at_ms_ = -1;
+  inquire_at_ms_ = -1;
+  closed_reason_.clear();
   health_.connected(conn.slot(), now);
   ping(conn.slot(), now);
   settle(now);
@@ -129,29 +138,46 @@ void LinkEnd::conn_heard(Conn& conn) {
   if (conn.is_open()) health_.heard(conn.slot(), Transport::now_ms());
 }
 
-void LinkEnd::conn_closed(Conn& conn, const std::string& reason, bool by_peer) {
+void LinkEnd::conn_closed(Conn& conn, const std::string& reason, ConnEnd end) {
   const auto i = static_cast<size_t>(conn.slot());
-  if (closed_ || conns_[i] != &conn) return;
-  const double now = Transport::now_ms();
   PerRail& r = per_rail_[i];
+  if (closed_) return;
+  const double now = Transport::now_ms();
+  const bool inquiry = r.inquiry == &conn;
+  if (inquiry) r.inquiry = nullptr;
+  if (end == ConnEnd::answered) inquire_at_ms_ = -1;
+  if (end == ConnEnd::refused && first_up_ms_ >= 0 && !any_open()) {
+    return over("closed all its connections (" + (closed_reason_.empty() ? reason : closed_reason_) + ")", false);
+  }
+  if (inquiry || conns_[i] != &conn) return;
   const bool was_open = r.opened;
-  const double silent = health_.silent_ms(now);
   drop_conn(conn.slot());
-  r.closed_by_peer = by_peer && (was_open || first_up_ms_ >= 0);
   if (was_open) {
     health_.closed(conn.slot(), reason, now);
   } else {
     health_.connect_failed(conn.slot(), reason, now);
   }
-  // The peer's process has ended if its kernel closed every connection. A moment's patience for a goodbye that came by
-  // datagram; more of it if the peer was silent before, since what closes then may be left over from a dead network.
-  const bool any_open = std::any_of(conns_.begin(), conns_.end(), [](const Conn* c) { return c != nullptr && c->is_open(); });
-  if (!any_open && r.closed_by_peer && gone_at_ms_ < 0) {
-    gone_at_ms_ = now + (silent <= 2.0 * transport_.options().heartbeat_ms ? 3 : 500);
-    gone_reason_ = reason;
+  if (was_open && end == ConnEnd::peer && !any_open()) {
+    closed_reason_ = reason;
+    inquire_at_ms_ = now;
     transport_.wake();
   }
   settle(now);
+}
+
+bool LinkEnd::any_open() const {
+  return std::any_of(conns_.begin(), conns_.end(), [](const Conn* c) { return c != nullptr && c->is_open(); });
+}
+
+void LinkEnd::inquire(double now) {
+  if (inquire_at_ms_ < 0 || now < inquire_at_ms_) return;
+  inquire_at_ms_ = now + std::min(10, transport_.options().probe_interval_ms);
+  for (size_t i = 0; i < rails_.size() && !closed_; ++i) {
+    const RailPort& port = transport_.ports()[static_cast<size_t>(rails_[i].local)];
+    if (per_rail_[i].inquiry != nullptr || !port.carrier) continue;
+    std::string error;
+    per_rail_[i].inquiry = transport_.dial(rails_[i].local, rails_[i].remote, Hello{}, this, static_cast<int>(i), &error);
+  }
 }
 
 void LinkEnd::settle(double now) {
@@ -200,7 +226,6 @@ const char* LinkEnd::control(Conn& conn, const FrameHeader& h, std::string_view 
 
 void LinkEnd::ping(int slot, double now) {
   const auto i = static_cast<size_t>(slot);
-  if (rails_[i].remote.length == 0) return;
   Beat b;
   b.kind = BeatKind::ping;
   b.from_sender = sender_ ? 1 : 0;
@@ -218,14 +243,14 @@ void LinkEnd::beat(int rail, const Address& from, const Beat& b) {
   const int slot = static_cast<int>(it - rails_.begin());
   const double now = Transport::now_ms();
   if (b.kind == BeatKind::goodbye) return over("said goodbye", (b.flags & kLeftEpoch) != 0);
+  // Datagrams alone prove too little: only a rail with a connection is alive, and says so.
+  if (open_conn(slot) == nullptr) return;
   if (b.kind == BeatKind::ping) {
     Beat pong = b;
     pong.kind = BeatKind::pong;
     pong.from_sender = sender_ ? 1 : 0;
     transport_.send_beat(rail, from, pong);
   }
-  // Only a rail with a connection can be alive: datagrams alone prove too little.
-  if (open_conn(slot) == nullptr) return;
   if (b.kind == BeatKind::pong && b.seq >= per_rail_[static_cast<size_t>(slot)].first_ping) {
     health_.echo(slot, now);
     settle(now);
@@ -251,17 +276,6 @@ void LinkEnd::check_ready(double now) {
   }
 }
 
-void LinkEnd::check_gone(double now) {
-  if (gone_at_ms_ < 0 || now < gone_at_ms_) return;
-  for (size_t i = 0; i < conns_.size(); ++i) {
-    if (open_conn(static_cast<int>(i)) != nullptr) {
-      gone_at_ms_ = -1;
-      return;
-    }
-  }
-  over("closed all its connections (" + gone_reason_ + ")", false);
-}
-
 void LinkEnd::tick(double now) {
   if (closed_) return;
   for (size_t i = 0; i < rails_.size(); ++i) {
@@ -274,7 +288,7 @@ void LinkEnd::tick(double now) {
     if (open_conn(static_cast<int>(i)) != nullptr && now >= per_rail_[i].next_ping_ms) ping(static_cast<int>(i), now);
   }
   check_ready(now);
-  check_gone(now);
+  inquire(now);
   if (closed_) return;
   tick_more(now);
   if (closed_) return;

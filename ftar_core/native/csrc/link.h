@@ -13,6 +13,10 @@
 // Either end may notice a dead rail first; it tells the other over the rails that live (`notice`), because behind a
 // switch the far end keeps its carrier.
 //
+// The end of the peer's process: its kernel closes every connection. But a kernel also resets what its process closed
+// itself while no rail worked, so that alone is no proof; then this end asks, over every rail, whether anybody listens.
+// "Refused" is proof, an answer is the contrary, and silence is the network's: that is reported as unreachable.
+//
 // Users: the ring (ring.h), and whatever else needs such a channel: a sender gives messages in order, a receiver gives
 // places by what the message is. A posting-order API (isend, irecv, test) is a queue of places on top of this.
 #pragma once
@@ -43,7 +47,7 @@ class LinkOwner {
 struct LinkRail {
   int local = 0;        // index of the transport's rail
   std::string name;     // the sender's name for it: what a Hello says
-  Address remote;       // TCP and UDP port of the peer; at the receiver known once the sender has connected
+  Address remote;       // where the peer listens, TCP and UDP
 };
 
 struct LinkName {
@@ -86,7 +90,7 @@ class LinkEnd : public ConnUser, public BeatSink {
   void conn_parked(Conn&) override {}
   void conn_heard(Conn& conn) override;
   const char* control(Conn& conn, const FrameHeader& header, std::string_view text) override;
-  void conn_closed(Conn& conn, const std::string& reason, bool by_peer) override;
+  void conn_closed(Conn& conn, const std::string& reason, ConnEnd end) override;
   void beat(int rail, const Address& from, const Beat& beat) override;
 
  protected:
@@ -117,23 +121,25 @@ class LinkEnd : public ConnUser, public BeatSink {
 
  private:
   struct PerRail {
-    bool opened = false;         // the connection in conns_ finished its handshake
-    bool closed_by_peer = false; // how the last one ended
-    uint64_t first_ping = 0;     // pings from here on belong to the present connection
+    bool opened = false;      // the connection in conns_ finished its handshake
+    Conn* inquiry = nullptr;  // does anybody listen there?
+    uint64_t first_ping = 0;  // pings from here on belong to the present connection
     double next_ping_ms = 0;
     uint64_t bytes_before = 0;
   };
   void ping(int slot, double now_ms);
   void check_ready(double now_ms);
-  void check_gone(double now_ms);
+  void inquire(double now_ms);
+  void drop_inquiries();
+  bool any_open() const;
 
   std::vector<PerRail> per_rail_;
   uint64_t pings_ = 0;
   bool ready_ = false;
   bool settling_ = false;
   double first_up_ms_ = -1;
-  double gone_at_ms_ = -1;
-  std::string gone_reason_;
+  double inquire_at_ms_ = -1;  // the peer's kernel closed everything: ask whether the process still lives
+  std::string closed_reason_;
   bool unreachable_told_ = false;
 };
 

@@ -90,7 +90,6 @@ class LinkHealth {
   void connecting(int rail, double now_ms);         // an attempt begins
   // Non-empty when all rails are dead (DOWN, without a connection, or silent too long) for unreachable_ms.
   std::string unreachable(double now_ms) const;
-  double silent_ms(double now_ms) const { return now_ms - heard_any_ms_; }
 
  private:
   struct Rail {

@@ -23,10 +23,12 @@ void RecvLink::attach(Conn& conn, int slot) {
   }
   if (closed_) return conn.refuse("this link is over");
   conns_[static_cast<size_t>(slot)] = &conn;
-  // The address to send heartbeats to; the peer may have a new one.
-  LinkRail& rail = rails_[static_cast<size_t>(slot)];
-  rail.remote = conn.peer_address();
-  if (rail.remote.length > 0) rail.remote.set_port(conn.hello().udp_port);
+  // The peer may have a new address since the epoch was made.
+  Address remote = conn.peer_address();
+  if (remote.length > 0) {
+    remote.set_port(conn.hello().udp_port);
+    rails_[static_cast<size_t>(slot)].remote = remote;
+  }
   conn.admit(this, slot);
   if (conn.is_open()) attached(conn, now);
 }

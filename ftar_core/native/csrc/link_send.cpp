@@ -151,7 +151,7 @@ void SendLink::rails_changed(double now) {
 }
 
 void SendLink::maybe_return() {
-  if (!returning_ || !streaming_ || started()) return;
+  if (closed_ || !returning_ || !streaming_ || started()) return;
   const Conn* c = open_conn(active_);
   const int best = health_.preferred();
   if (c == nullptr || c->sending_frame() || best < 0 || best >= active_ || open_conn(best) == nullptr) return;
@@ -204,6 +204,7 @@ void SendLink::tick_more(double now) {
     if (conns_[static_cast<size_t>(i)] == nullptr) health_.connect_failed(i, error, now);
   }
   check_stalled(now);
+  maybe_return();
   if (!closed_ && active_ < 0) rails_changed(now);
 }
 

@@ -19,7 +19,10 @@ namespace {
 constexpr size_t kReadBudget = 4u << 20;  // then the other connections get their turn
 constexpr double kSynMs = 200;            // a SYN lost on a dead rail is repeated by us, not after TCP's second
 constexpr double kParkMs = 10000;
-bool peers_doing(int error) { return error == ECONNREFUSED || error == ECONNRESET || error == EPIPE; }
+ConnEnd end_of(int error) {
+  if (error == ECONNREFUSED) return ConnEnd::refused;
+  return error == ECONNRESET || error == EPIPE ? ConnEnd::peer : ConnEnd::here;
+}
 }  // namespace
 
 Conn::Conn(Transport& transport, int fd, int rail, uint64_t id)
@@ -86,11 +89,11 @@ void Conn::close(bool polite) {
   transport_.retire(id_);
 }
 
-void Conn::fail(const std::string& reason, bool by_peer) {
+void Conn::fail(const std::string& reason, ConnEnd end) {
   if (stage_ == Stage::closed) return;
   ConnUser* user = user_;
   close(false);
-  if (user != nullptr) user->conn_closed(*this, reason, by_peer);
+  if (user != nullptr) user->conn_closed(*this, reason, end);
 }
 
 void Conn::on_event(uint32_t events) {
@@ -99,7 +102,7 @@ void Conn::on_event(uint32_t events) {
     int error = 0;
     socklen_t size = sizeof error;
     ::getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
-    if (error != 0) return fail(socket_error(error), peers_doing(error));
+    if (error != 0) return fail(socket_error(error), end_of(error));
     if ((events & EPOLLOUT) == 0) return;
     stage_ = Stage::challenge;
     later(transport_.options().handshake_ms);
@@ -108,7 +111,7 @@ void Conn::on_event(uint32_t events) {
   if ((events & EPOLLOUT) != 0) flush();
   if (stage_ == Stage::closed) return;
   if (paused_) {
-    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) fail("closed by the peer", true);
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) fail("closed by the peer", ConnEnd::peer);
     return;
   }
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) on_readable();
@@ -130,12 +133,12 @@ void Conn::on_readable() {
     parts[count++] = {staging_ + end_, kStaging - end_};
     const size_t asked = direct + kStaging - end_;
     const ssize_t n = ::readv(fd_, parts, count);
-    if (n == 0) return fail("closed by the peer", true);
+    if (n == 0) return fail("closed by the peer", ConnEnd::peer);
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
       const int error = errno;
-      return fail(socket_error(error), peers_doing(error));
+      return fail(socket_error(error), end_of(error));
     }
     const size_t got = static_cast<size_t>(n);
     bytes_received_ += got;
@@ -167,8 +170,9 @@ bool Conn::consume_handshake() {
   const char* error = nullptr;
   if (stage_ == Stage::challenge) {
     if (have < Challenge::kSize) return false;
-    if ((error = challenge_.parse(p)) != nullptr) return fail(error, false), false;
+    if ((error = challenge_.parse(p)) != nullptr) return fail(error, ConnEnd::here), false;
     begin_ += Challenge::kSize;
+    if (hello_.epoch.empty()) return fail("answers", ConnEnd::answered), false;
     out_.append(hello_.write(transport_.key(), challenge_));
     stage_ = Stage::answer;
     flush();
@@ -177,10 +181,10 @@ bool Conn::consume_handshake() {
   if (stage_ == Stage::hello) {
     if (have < Hello::kPrefix) return false;
     const size_t body = Hello::body_length(p, &error);
-    if (error != nullptr) return fail(error, false), false;
+    if (error != nullptr) return fail(error, ConnEnd::here), false;
     if (have < Hello::kPrefix + body) return false;
     const std::string_view text(reinterpret_cast<const char*>(p) + Hello::kPrefix, body);
-    if ((error = hello_.parse(text, transport_.key(), challenge_)) != nullptr) return fail(error, false), false;
+    if ((error = hello_.parse(text, transport_.key(), challenge_)) != nullptr) return fail(error, ConnEnd::here), false;
     begin_ += Hello::kPrefix + body;
     stage_ = Stage::parked;
     later(kParkMs);
@@ -190,13 +194,13 @@ bool Conn::consume_handshake() {
   if (stage_ == Stage::answer) {
     if (have < Answer::kPrefix) return false;
     const size_t reason = Answer::reason_length(p, &error);
-    if (error != nullptr) return fail(error, false), false;
+    if (error != nullptr) return fail(error, ConnEnd::here), false;
     if (have < Answer::kPrefix + reason) return false;
     Answer answer;
     const std::string_view text(reinterpret_cast<const char*>(p), Answer::kPrefix + reason);
-    if ((error = answer.parse(text, transport_.key(), challenge_, hello_)) != nullptr) return fail(error, false), false;
+    if ((error = answer.parse(text, transport_.key(), challenge_, hello_)) != nullptr) return fail(error, ConnEnd::here), false;
     begin_ += text.size();
-    if (answer.code == AnswerCode::refused) return fail("refused: " + answer.reason, false), false;
+    if (answer.code == AnswerCode::refused) return fail("refused: " + answer.reason, ConnEnd::here), false;
     if (answer.code == AnswerCode::parked) {
       parked_by_peer_ = true;
       later(2 * kParkMs);
@@ -208,7 +212,7 @@ bool Conn::consume_handshake() {
     user_->conn_open(*this);
     return true;
   }
-  if (have > 0) fail("bytes before admission", false);  // parked: the dialler has to wait
+  if (have > 0) fail("bytes before admission", ConnEnd::here);  // parked: the dialler has to wait
   return false;
 }
 
@@ -230,11 +234,11 @@ bool Conn::consume_frame() {
   const size_t have = end_ - begin_;
   if (have < FrameHeader::kSize) return false;
   FrameHeader header;
-  if (const char* error = header.parse(staging_ + begin_)) return fail(error, false), false;
+  if (const char* error = header.parse(staging_ + begin_)) return fail(error, ConnEnd::here), false;
   if (header.type == FrameType::data) {
     const Placement place = user_->data_begins(*this, header);
     if (stage_ == Stage::closed) return false;
-    if (place.kind == Placement::Kind::refused) return fail(place.reason, false), false;
+    if (place.kind == Placement::Kind::refused) return fail(place.reason, ConnEnd::here), false;
     if (place.kind == Placement::Kind::later) {
       paused_ = true;
       set_mask();
@@ -250,7 +254,7 @@ bool Conn::consume_frame() {
   if (have < FrameHeader::kSize + header.length) return false;
   const std::string text(reinterpret_cast<const char*>(staging_) + begin_ + FrameHeader::kSize, header.length);
   begin_ += FrameHeader::kSize + header.length;
-  if (const char* error = user_->control(*this, header, text)) return fail(error, false), false;
+  if (const char* error = user_->control(*this, header, text)) return fail(error, ConnEnd::here), false;
   return true;
 }
 
@@ -329,7 +333,7 @@ void Conn::flush() {
         break;
       }
       const int error = errno;
-      return fail(socket_error(error), peers_doing(error));
+      return fail(socket_error(error), end_of(error));
     }
     size_t sent = static_cast<size_t>(n);
     bytes_sent_ += sent;

@@ -25,6 +25,14 @@ struct Placement {
   const char* reason = nullptr;   // refused
 };
 
+// How a connection ended.
+enum class ConnEnd {
+  here,      // we ended it, or the network did
+  peer,      // end of stream or reset: by the peer, or by its kernel for a connection that it does not know any more
+  refused,   // nobody listens there: the peer's process has ended
+  answered,  // it was only to find out whether somebody answers, and somebody does
+};
+
 class ConnUser {
  public:
   virtual ~ConnUser() = default;
@@ -38,8 +46,7 @@ class ConnUser {
   virtual const char* control(Conn& conn, const FrameHeader& header, std::string_view text) = 0;
   virtual void batch_done(Conn& conn) = 0;  // everything readable was read
   virtual bool next_frame(Conn& conn, FrameHeader* header, const std::byte** payload) = 0;
-  // The connection is closed. by_peer: it was the other side's doing (end of stream, reset, refused).
-  virtual void conn_closed(Conn& conn, const std::string& reason, bool by_peer) = 0;
+  virtual void conn_closed(Conn& conn, const std::string& reason, ConnEnd end) = 0;
 };
 
 class Conn {
@@ -55,7 +62,8 @@ class Conn {
   };
 
   Conn(Transport& transport, int fd, int rail, uint64_t id);  // accepted
-  Conn(Transport& transport, int fd, int rail, uint64_t id, Hello hello, ConnUser* user, int slot);  // dialled
+  // Dialled. A hello without an epoch never gets sent: the acceptor's challenge is all that is wanted.
+  Conn(Transport& transport, int fd, int rail, uint64_t id, Hello hello, ConnUser* user, int slot);
   ~Conn();
   Conn(const Conn&) = delete;
   Conn& operator=(const Conn&) = delete;
@@ -71,7 +79,7 @@ class Conn {
   // Close without telling the user. polite: deliver what is queued (a goodbye); else reset, so that nothing of this
   // connection reaches the peer any more, not even when a dead rail comes back.
   void close(bool polite);
-  void fail(const std::string& reason, bool by_peer);  // close and tell the user
+  void fail(const std::string& reason, ConnEnd end);  // close and tell the user
 
   uint64_t id() const { return id_; }
   int rail() const { return rail_; }  // the transport's index

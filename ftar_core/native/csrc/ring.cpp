@@ -70,13 +70,13 @@ Ring::Ring(Transport& transport, EventSink& events, std::string epoch, std::vect
       LinkRail rail;
       rail.local = local(sending ? a.rail : b.rail);
       rail.name = a.rail;
-      if (sending) {
-        const RailPort& port = transport_.ports()[static_cast<size_t>(rail.local)];
-        rail.remote = parse_address(b.address, b.port, port.config.device);
-        if (rail.remote.family() != port.address.family()) {
-          throw std::invalid_argument("rail " + a.rail + ": " + b.address + " of " + to.name + " and " + port.address.host() +
-                                      " here are not of one family (IPv4, IPv6)");
-        }
+      const Member& peer = sending ? to : from;
+      const Member::Endpoint& there = sending ? b : a;
+      const RailPort& port = transport_.ports()[static_cast<size_t>(rail.local)];
+      rail.remote = parse_address(there.address, there.port, port.config.device);
+      if (rail.remote.family() != port.address.family()) {
+        throw std::invalid_argument("rail " + a.rail + ": " + there.address + " of " + peer.name + " and " +
+                                    port.address.host() + " here are not of one family (IPv4, IPv6)");
       }
       out.push_back(std::move(rail));
     }

@@ -203,7 +203,7 @@ bool Transport::drop_oldest_stranger() {
       oldest = conn.get();
     }
   }
-  if (oldest != nullptr) oldest->fail("too many strangers", false);
+  if (oldest != nullptr) oldest->fail("too many strangers", ConnEnd::here);
   return oldest != nullptr;
 }
 
@@ -240,7 +240,7 @@ void Transport::expire(double now) {
     if (it == conns_.end()) continue;
     it->second->fail(it->second->stage() == Conn::Stage::connecting ? "no answer to the connection attempt"
                                                                    : "the handshake did not finish in time",
-                     false);
+                     ConnEnd::here);
   }
   if (!waiting) next_expire_ms_ = now + kIdleTickMs;
 }
