@@ -12,7 +12,7 @@ FtarError
 ├── NativeMissing          definite    the native core is not built for this interpreter
 ├── LinkError              indefinite  every rail to a peer is dead; bytes in flight may or may not have arrived
 ├── CoordinatorLost        indefinite  no coordinator within the bound; the running step may or may not be committed
-└── JobEnded               definite    the job committed its last step, or this replica was drained (exit_code says which)
+└── JobEnded               definite    the job committed its last step, or this replica was drained (see exit_code)
 
 "definite": it surely did not happen. "indefinite": it may have.
 """
