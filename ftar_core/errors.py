@@ -9,10 +9,7 @@ FtarError
 │   └── FencedError        definite    a newer coordinator owns the store: this one must exit
 ├── PlanMismatch           definite    this model's bucket plan is not the job's
 ├── StateMismatch          definite    a fetched state does not fit this model
-├── NativeMissing          definite    the native core is not built for this interpreter
-├── LinkError              indefinite  every rail to a peer is dead; bytes in flight may or may not have arrived
-├── CoordinatorLost        indefinite  no coordinator within the bound; the running step may or may not be committed
-└── JobEnded               definite    the job committed its last step, or this replica was drained (see exit_code)
+└── NativeMissing          definite    the native core is not built for this interpreter
 
 "definite": it surely did not happen. "indefinite": it may have.
 """
@@ -64,19 +61,3 @@ class StateMismatch(FtarError):
 
 class NativeMissing(FtarError):
     pass
-
-
-class LinkError(FtarError):
-    definite = False
-
-
-class CoordinatorLost(FtarError):
-    definite = False
-
-
-class JobEnded(FtarError):
-    """`exit_code` is the process exit code that tells a supervisor what to do next; see `ftar_core.wire.exits`."""
-
-    def __init__(self, message: str, *, exit_code: int, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.exit_code = exit_code
