@@ -72,19 +72,22 @@ def eventually(check: Callable[[], object], what: str, within_s: float = 20.0) -
         time.sleep(0.02)
 
 
-def machine() -> dict[str, str]:
-    """What a lab must leave as it found it: named namespaces, links, nftables, and the sockets' directories."""
+def machine() -> set[str]:
+    """What a lab must not add to: named namespaces, links, routes, nftables, and the sockets' directories.
 
-    def said(*argv: str) -> str:
+    A test asserts `machine() <= before`. Other tests, running beside this one, may take away what was theirs.
+    """
+
+    def said(*argv: str) -> list[str]:
         if shutil.which(argv[0]) is None:
-            return ""
-        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+            return []
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
 
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
     return {
-        "netns": said("ip", "netns", "list"),
-        "links": "\n".join(sorted(os.listdir("/sys/class/net"))),
-        "routes": said("ip", "route"),
-        "nft": said("nft", "list", "ruleset"),
-        "sockets": "\n".join(sorted(str(path) for path in runtime.glob(f"ftctl-{os.geteuid()}-*"))),
+        *(f"netns {line}" for line in said("ip", "netns", "list")),
+        *(f"link {name}" for name in os.listdir("/sys/class/net")),
+        *(f"route {line}" for line in said("ip", "route")),
+        *(f"nft {line}" for line in said("nft", "list", "ruleset")),
+        *(f"sockets {path}" for path in runtime.glob(f"ftctl-{os.geteuid()}-*")),
     }

@@ -1,0 +1,193 @@
+"""The whole product in one lab: real coordinator, agents and training processes, driven by `ftctl` as a user drives it.
+
+One lab for all of it, because starting three training processes is what takes the time. The tests run in order and each
+leaves the job as it found it: three replicas that contribute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.api.models import CoordinatorAction
+from ftctl.context import World
+from ftctl.lab import analysis, teardown
+from ftctl.lab.journal import read_all
+from ftctl.lab.layout import nodes
+from ftctl.lab.lifecycle import Lab
+from ftctl.lab.manifest import load_manifest
+from ftctl.lab.paths import LabPaths
+from ftctl.lab.processes import processes_of
+from ftctl.lab.ready import connect
+
+from .conftest import eventually, machine, needs_namespaces
+
+pytestmark = [needs_namespaces, pytest.mark.timeout(300)]
+
+FTCTL = Path(sys.executable).with_name("ftctl")
+REPLICAS = ["r0", "r1", "r2"]
+
+
+@dataclass
+class User:
+    """Somebody at a shell, with a lab."""
+
+    state: Path
+
+    def types(self, *args: str, within_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FTCTL_")}
+        env = {**kept, "FTCTL_STATE_DIR": str(self.state)}
+        return subprocess.run(
+            [str(FTCTL), *args], env=env, cwd=self.state, capture_output=True, text=True, timeout=within_s, check=False
+        )
+
+    def does(self, *args: str) -> str:
+        """Type a command that must succeed."""
+        done = self.types(*args)
+        assert done.returncode == 0, f"ftctl {' '.join(args)}: exit {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def sees(self) -> dict[str, Any]:
+        """`ftctl status -o json`, whatever its verdict."""
+        status: dict[str, Any] = json.loads(self.types("status", "-o", "json").stdout)
+        return status
+
+    def waits_for_steps(self, count: int) -> None:
+        start = self.sees()["job"]["step"] or 0
+        eventually(lambda: (self.sees()["job"]["step"] or 0) >= start + count, "training does not go on", 30)
+
+    @property
+    def paths(self) -> LabPaths:
+        return LabPaths(self.state / "labs" / "lab")
+
+    @property
+    def lab(self) -> Lab:
+        manifest = load_manifest(self.paths.manifest)
+        return Lab(self.paths, manifest, nodes(manifest.options))
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[User]:
+    before = machine()
+    somebody = User(Path(tempfile.mkdtemp(prefix="ftctl-test-")))
+    try:
+        somebody.does("lab", "up", "--step-ms", "100", "--seed", "7")
+        uuid = somebody.lab.manifest.uuid
+        yield somebody
+        somebody.does("lab", "down")
+        assert processes_of(uuid) == []
+        assert not somebody.paths.root.exists()
+        assert machine() <= before
+    finally:
+        if somebody.paths.root.exists():
+            teardown.take_down(somebody.paths, grace_s=0)
+        shutil.rmtree(somebody.state, ignore_errors=True)
+
+
+def addresses(user: User, node: str) -> list[str]:
+    code = (
+        "from pyroute2 import IPRoute\n"
+        "with IPRoute() as ip:\n"
+        "    i = ip.link_lookup(ifname='rail0')[0]\n"
+        "    print(*(a.get_attr('IFA_ADDRESS') for a in ip.get_addr(index=i)), ip.get_links(i)[0]['state'])"
+    )
+    return user.does("lab", "exec", node, "--", sys.executable, "-c", code).split()
+
+
+def test_status_shows_the_lab(user: User) -> None:
+    status = user.sees()
+    assert status["schema"] == 1
+    assert status["job"]["name"] == "lab"
+    assert status["job"]["contributors"] == REPLICAS
+    assert [node["name"] for node in status["nodes"]] == ["node0", "node1", "node2"]
+    assert all(node["agent"]["pid"] > 0 and node["agent"]["age_s"] >= 0 for node in status["nodes"])
+    assert all(len(node["rails"]) == 2 for node in status["nodes"])
+    assert [replica["state"] for replica in status["replicas"]] == ["contributing"] * 3
+    assert status["faults"] == []
+    assert status["problems"] == []
+
+
+def test_a_second_lab_of_the_same_name_is_refused_and_the_first_goes_on(user: User) -> None:
+    again = user.types("lab", "up")
+    assert again.returncode == 2
+    assert "lab lab: is already up" in again.stderr
+    assert "ftctl lab down" in again.stderr
+    user.waits_for_steps(3)
+
+
+def test_a_rail_goes_down_training_goes_on_and_a_killed_agent_leaves_nothing_broken(user: User) -> None:
+    whole = addresses(user, "node1")
+    assert whole == ["10.99.1.2", "fd99:0:0:1::2", "up"]
+    user.does("inject", "link-down", "--node", "node1", "--nic", "rail0", "--duration", "4s", "--reason", "test")
+    fault = user.sees()["faults"][0]
+    assert (fault["kind"], fault["target"], fault["state"]) == ("link-down", "node1/rail0", "active")
+    assert addresses(user, "node1") == ["10.99.1.2", "down"]
+    os.kill(user.sees()["nodes"][1]["agent"]["pid"], signal.SIGKILL)
+    # Nobody helps: the watchdog or the next agent does it, within the time to live and two seconds (and our looking).
+    eventually(lambda: addresses(user, "node1") == whole, "the rail did not come back whole", 4 + 2 + 5)
+    eventually(lambda: user.sees()["nodes"][1]["agent"] is not None, "the agent was not started again")
+    eventually(lambda: user.sees()["faults"] == [], "the fault is still listed")
+    user.waits_for_steps(3)
+
+
+def test_a_killed_replica_comes_back_by_itself(user: User) -> None:
+    epoch = user.sees()["job"]["epoch"]
+    ranks = json.loads(user.does("ranks", "-o", "json"))["ranks"]
+    os.kill(next(rank["process"]["pid"] for rank in ranks if rank["replica"] == "r2"), signal.SIGKILL)
+    eventually(lambda: user.sees()["job"]["epoch"] >= epoch + 2, "no epoch without it and one with it again", 60)
+    user.does("wait", "replica", "r2", "--for", "contributing", "--timeout", "60s")
+    assert user.sees()["job"]["contributors"] == REPLICAS
+
+
+def test_drain_and_rejoin(user: User) -> None:
+    user.does("drain", "replica", "r1", "--reason", "test", "--wait")
+    assert user.sees()["job"]["contributors"] == ["r0", "r2"]
+    user.waits_for_steps(3)
+    user.does("rejoin", "replica", "r1", "--wait")
+    assert user.sees()["job"]["contributors"] == REPLICAS
+
+
+def test_a_killed_coordinator_is_started_again_and_the_job_goes_on(user: User) -> None:
+    before = user.sees()["job"]
+    os.kill(before["coordinator"]["pid"], signal.SIGKILL)
+    eventually(lambda: (user.sees()["job"]["term"] or 0) > before["term"], "no coordinator of a higher term", 30)
+    eventually(lambda: user.sees()["job"]["contributors"] == REPLICAS, "not all replicas are back", 30)
+    user.waits_for_steps(3)
+
+
+def test_a_finished_job_ends_everywhere_with_the_same_bits(user: User) -> None:
+    """Last: the job is over after it."""
+
+    async def finish() -> None:
+        async with connect(World(), user.lab) as agents:
+            await agents.act(lambda client: client.finish(CoordinatorAction(reason="test")))
+
+    asyncio.run(finish())
+    eventually(
+        lambda: all(not read_all(user.paths.journal)[name].last_life_runs() for name in REPLICAS),
+        "a replica did not end",
+        30,
+    )
+    journals = read_all(user.paths.journal)
+    ends = analysis.ends(journals, REPLICAS)
+    assert analysis.identical(ends), ends
+    assert all(end is not None and end.exit_code == 0 for end in ends.values())
+    first, last = analysis.losses(journals)
+    assert first is not None
+    assert last is not None
+    assert last < first
+    # A replica that was neither killed nor drained saw every step once.
+    numbers = [line.step for line in analysis.step_lines(journals, "r0")]
+    assert numbers == list(range(1, len(numbers) + 1))
