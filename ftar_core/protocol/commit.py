@@ -181,6 +181,8 @@ def _change_epoch(job: Job, now: float) -> bool:
     if not survivors:
         _vanished(job, now)
         return True
+    if not _state_survives(job):
+        return False  # an epoch without those who hold the state would lose it; they may only be cut off
     if not job.can_persist(now):
         return False
     cancel_preparation(job, "the membership changed")
@@ -196,6 +198,11 @@ def _change_epoch(job: Job, now: float) -> bool:
     why = ", ".join(f"{name}: {reason}" for name, reason in lost.items()) or back
     announce(job, f"step {job.step} is reduced again ({why})")
     return True
+
+
+def _state_survives(job: Job) -> bool:
+    """Somebody who is here holds the state before the running step: not only newcomers whom it has not reached yet."""
+    return any(job.table.replicas[name].holds_state for name in job.contributors())
 
 
 def enter_epoch(
@@ -227,6 +234,7 @@ def _enter(job: Job, epoch: EpochInfo, joined: Sequence[MemberInfo], now: float)
         job.ready.discard(replica.name)
         job.send(replica, join)
         replica.move(Cause.JOIN, now, f"contributes from step {job.step}")
+        replica.holds_state = replica.step >= job.step - 1
         replica.step = job.step
         job.emit("replica.joined", replica.name, f"contributes from step {job.step} in epoch {epoch.id}")
         job.stalls.begin(Incident(now, "replica-joined", replica.name, job.step, "caught up"))
@@ -270,6 +278,9 @@ def _vanished(job: Job, now: float) -> None:
 def _why_hold(job: Job) -> str:
     """Why no commit can come; empty if the job runs."""
     living = len(job.members) - len(job.gone)
+    if job.gone and living and not _state_survives(job):
+        who, gone = ", ".join(job.contributors()), ", ".join(sorted(job.gone))
+        return f"the state has not reached {who} yet, and {gone} is gone: waiting for either"
     if job.gone and job.record_problem:
         return f"{', '.join(sorted(job.gone))} is lost and {job.record_problem}"
     if living < job.config.min_replicas:

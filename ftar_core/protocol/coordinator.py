@@ -166,6 +166,7 @@ class Coordinator:
             return
         if job.is_member(replica):
             job.done[replica.name] = message
+            replica.holds_state = True
             replica.loss, replica.step_ms, replica.step = message.loss, message.step_ms, message.step
 
     def _closed(self, replica: Replica, why: str, now: float) -> None:

@@ -75,7 +75,9 @@ def on_progress(job: Job, replica: Replica, message: Progress, now: float) -> No
 
 
 def on_caught_up(job: Job, replica: Replica, message: CaughtUp, now: float) -> None:
-    """It holds the state after `message.step` and follows."""
+    """It holds the state after `message.step` and follows; or, already a member, the state has reached it."""
+    if job.is_member(replica) and message.step >= job.step - 1:
+        replica.holds_state = True
     if not replica.shadow:
         return
     replica.step = message.step

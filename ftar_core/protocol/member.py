@@ -323,9 +323,10 @@ class Member:
         self._shadow_step, self._shadow_epoch = event.step, event.last_commit_epoch
         self._shadow_ready = event.ready
         if not self.shadow:
-            if event.step >= self.step - 1:
-                self._state_there = True
-            return []
+            if event.step < self.step - 1:
+                return []
+            self._state_there = True
+            return [Tell(CaughtUp(step=event.step))]  # until now the others could not count on this member
         if event.ready:
             return [Tell(CaughtUp(step=event.step))]
         state = "replaying" if event.step > 0 else "fetching"

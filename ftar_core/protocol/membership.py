@@ -109,6 +109,7 @@ class Replica:
     slot: int = -1
     step: int = 0  # the step it works on; of a shadow, the step it holds
     last_step_wish: int = 0
+    holds_state: bool = True  # False from its join until it has shown that the state before its step has arrived
     hello: Hello | None = None  # the latest of the present incarnation
     phase: int = 0
     produced: int = 0

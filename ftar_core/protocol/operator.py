@@ -149,6 +149,9 @@ def _cannot_evict(job: Job, replica: Replica, request: OpRequest) -> Answer | No
         return "conflict", f"{replica.name} is not in the job: {replica.state.value} ({replica.reason})"
     if replica.state not in ACTIVE or not job.is_member(replica):
         return None
+    others = [job.table.replicas[name] for name in job.contributors() if name != replica.name]
+    if others and not any(r.holds_state for r in others):
+        return "refused", f"the state of the job has not reached {', '.join(r.name for r in others)} yet"
     return _guard(job, replica, request.force)
 
 

@@ -217,6 +217,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
         if replica.may(Cause.HELLO):
             replica.move(Cause.HELLO, now, "back")
         replica.move(Cause.JOIN, now, f"contributes from step {job.step}")
+        replica.holds_state = True
         replica.step = job.step
     job.emit("coordinator.recovered", job.config.job, decision.reason)
     announce(job, decision.reason)

@@ -380,6 +380,12 @@ class Chaos:
                     server.operate("rejoin", name)
                     self.restarts.append((self.world.now, name))
 
+        for name in self.names:
+            lives = [x for x in self.world.lives if x.name == name]
+            end = lives[-1].exit if lives and not any(x.alive for x in lives) else None
+            if end is not None and end.exit_code == RankExit.DRAINED:
+                self.restarts.append((self.world.now, name))
+
     def _over(self) -> bool:
         """The last coordinator ended for good."""
         last = self.world.servers[-1]

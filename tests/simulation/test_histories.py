@@ -310,6 +310,34 @@ def test_a_full_disk_under_the_record_stops_epochs_but_not_commits() -> None:
     assert names_of(hand, 4) == "ab"
 
 
+def test_a_newcomer_without_the_state_never_carries_the_job_alone() -> None:
+    """B joins while the state is still on its way; A, which holds it, is cut off for a moment."""
+    hand = cluster("ab")
+    run_steps(hand, 2)
+    hand.kill("b")
+    run_steps(hand, 1)
+    newcomer = hand.world.start_life("b")
+    hand.pump()
+    newcomer.following = False  # the stream stops; the coordinator does not know it
+    hand.lazy.clear()
+    hand.pump(until=lambda: newcomer.epoch is not None)
+    hand.lazy = {"a", "b"}
+    hand.pump()
+    assert len(newcomer.history) < newcomer.step - 1
+    hand.unconnected = {"a"}
+    hand.break_link("a")
+    hand.pump()
+    view = hand.world.server.machine.view(hand.world.now, 0)
+    assert view.state == "holding"
+    assert "the state has not reached b yet, and a is gone" in view.reason
+    hand.unconnected = set()
+    hand.pump()
+    newcomer.following = True
+    run_steps(hand, 2)
+    assert all(x.exit is None for x in hand.world.lives if x.alive)
+    assert names_of(hand, hand.world.truth.last) == "ab"
+
+
 def test_the_last_step_ends_everybody_and_then_the_coordinator() -> None:
     hand = cluster(steps=3)
     hand.lazy.clear()

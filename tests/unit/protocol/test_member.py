@@ -214,7 +214,8 @@ def test_a_shadow_reports_only_what_it_really_holds() -> None:
     (enter,) = member.handle(Received(join), 1.0)
     assert isinstance(enter, EnterEpoch)
     assert member.report().step == 0, "told to join at 7, but it holds the state after 4"
-    member.handle(ShadowAt(6, EpochId(T1, 1), ready=True), 1.0)
+    told = member.handle(ShadowAt(6, EpochId(T1, 1), ready=True), 1.0)
+    assert told == [Tell(CaughtUp(step=6))]
     assert member.report().step == 7
 
 
