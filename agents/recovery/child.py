@@ -123,9 +123,9 @@ def _open_streams() -> None:
 def _fresh_randomness() -> None:
     # random reseeds itself after a fork, torch begins with the same fixed seed in every process; numpy's legacy
     # generator was seeded at import and would give all replicas the same numbers.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
 
 
 def _threads() -> None:

@@ -260,7 +260,9 @@ class ForkServer:
             if isinstance(answer, Job):
                 return answer
             reply = answer
-        connection.sock.sendall(encode(reply))
+        # An agent that left after asking still meant what it said next: a failed answer is noticed at the next read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sock.sendall(encode(reply))
         return None
 
     # --- children -----------------------------------------------------------------------------------------------------

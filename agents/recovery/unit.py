@@ -146,18 +146,17 @@ class Unit:
         self._change(life=max(life.life, self.state.life))
         same_boot = life.boot_id == boot_id()
         self.handle = Handle.open(life.pid, life.start_time) if same_boot else None
+        if not adopted:
+            fresh = " from a new interpreter" if life.fresh else ""
+            self._emit("replica.started", self.object, f"process {life.pid}, start {self.state.starts}{fresh}")
         if self.handle is None:
             self.phase = Phase.ENDING
             self._at_s = now + STATUS_DEADLINE_S if same_boot else now
             return
         self.phase = Phase.RUNNING
         if adopted:
-            self._emit(
-                "replica.adopted", self.object, f"process {life.pid} was started by an earlier agent and goes on"
-            )
-        else:
-            fresh = " from a new interpreter" if life.fresh else ""
-            self._emit("replica.started", self.object, f"process {life.pid}, start {self.state.starts}{fresh}")
+            text = f"process {life.pid} was started by an earlier agent and goes on"
+            self._emit("replica.adopted", self.object, text)
         if self._intent is Intent.STOP or not self.state.wanted:
             self._end(now, Intent.STOP, self._why or "it is meant to be stopped")
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -170,42 +173,42 @@ def test_a_failed_replica_stays_failed_for_the_next_agent(node: Node) -> None:
     assert not node.said("replica.started")
 
 
-def test_a_pid_that_went_to_a_stranger_is_neither_adopted_nor_killed(node: Node) -> None:
-    """The record names this test's own process, with another start time: as after a reboot or a wrap of pids."""
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of somebody else that has the number of a replica's process of before."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait(60)
+
+
+@pytest.mark.parametrize("why", ["the numbers went round", "the machine was started again"])
+def test_a_pid_that_went_to_a_stranger_is_neither_adopted_nor_killed(
+    node: Node, stranger: subprocess.Popen[bytes], why: str
+) -> None:
     node.replica("r1", "sleep")
     directory = node.path("r1")
     directory.mkdir(parents=True)
-    me = start_time_of(os.getpid())
-    assert me is not None
+    start = start_time_of(stranger.pid)
+    assert start is not None
+    other_boot = why == "the machine was started again"
     life = Life(
-        life=1,
-        pid=os.getpid(),
-        start_time=me - 1,
-        boot_id=processes.boot_id(),
+        life=7,
+        pid=stranger.pid,
+        start_time=start if other_boot else start - 1,
+        boot_id="another" if other_boot else processes.boot_id(),
         server_pid=1,
         server_start_time=0,
         log_offset=0,
     )
     write_record(directory / "life.json", life)
-    node.start()
-    view = node.until("r1", "running")
-    assert view.pid != os.getpid()
+    supervisor = node.start()
+    assert node.until("r1", "running").pid != stranger.pid
     assert "not known" in node.said("replica.exited")[0]
-
-
-def test_a_record_of_an_earlier_boot(node: Node) -> None:
-    node.replica("r1", "sleep")
-    directory = node.path("r1")
-    directory.mkdir(parents=True)
-    me = start_time_of(os.getpid())
-    assert me is not None
-    write_record(
-        directory / "life.json",
-        Life(life=7, pid=os.getpid(), start_time=me, boot_id="x", server_pid=1, server_start_time=0, log_offset=0),
-    )
-    node.start()
-    assert node.until("r1", "running").pid != os.getpid()
     assert node.life("r1").life == 8, "numbers of lives are not used again"
+    supervisor.stop_replica("r1")
+    node.until("r1", "stopped")
+    assert stranger.poll() is None
 
 
 def test_damaged_records_are_as_good_as_none(node: Node) -> None:
@@ -219,9 +222,6 @@ def test_damaged_records_are_as_good_as_none(node: Node) -> None:
 
 
 def test_the_idle_fork_server_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-    import sys
-
     socket = tmp_path / "d" / "s"
     argv = [sys.executable, "-m", "agents.recovery.forkserver", "--socket", str(socket), "--idle-s", "0.2"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -262,8 +262,6 @@ def test_without_pidfds_the_start_time_is_checked(node: Node, monkeypatch: pytes
 
 
 def test_a_session_that_is_not_the_remembered_one_is_left_alone() -> None:
-    import subprocess
-
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
         start = start_time_of(process.pid)

@@ -116,6 +116,8 @@ def test_a_restarted_rank_takes_its_place_before_the_old_connection_is_closed(
         one(registry, step=1)
         old.sendall(report(10))  # a late word of the dead
         old.close()
+        wait_for(lambda: len(registry._connections) == 1, "the old connection to be gone")
+        one(registry, step=1, state="contributing")
         new.sendall(report(2))
         one(registry, step=2, state="contributing")
 

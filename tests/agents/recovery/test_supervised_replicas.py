@@ -25,7 +25,7 @@ def facts(path: Path) -> dict[str, object]:
 
 
 def test_a_forked_replica_is_a_process_like_any_other(node: Node, tmp_path: Path) -> None:
-    node.preload = ["sample_replica", "numpy"]
+    node.preload = ["sample_replica", "numpy.random"]
     for name in ("r1", "r2"):
         node.replica(name, "facts", str(tmp_path / name), EXTRA="here")
     node.start()

@@ -31,7 +31,7 @@ def _facts(path: str) -> None:
         "sigterm_is_default": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "random": random.random(),
-        "numpy_random": float(sys.modules["numpy"].random.random()) if "numpy" in sys.modules else None,
+        "numpy_random": float(sys.modules["numpy.random"].random()) if "numpy.random" in sys.modules else None,
         "comm": Path("/proc/self/comm").read_text(encoding="ascii").strip(),
     }
     temporary = Path(path + ".new")
