@@ -107,6 +107,8 @@ def main(args: Sequence[str] | None = None, world: context.World | None = None) 
         try:
             result = typer.main.get_command(app).main(args=args, prog_name="ftctl", standalone_mode=False)
             here.stdout.flush()
+            if type(result) is int and result == ExitCode.INTERRUPTED:  # how newer typers report Ctrl-C
+                here.say("interrupted")
             return int(result) if isinstance(result, int) else ExitCode.OK
         except CliError as error:
             report(here, error)

@@ -16,7 +16,8 @@ from ftctl.lab import namespaces, teardown
 from ftctl.lab.credentials import Credentials
 from ftctl.lab.layout import Node
 from ftctl.lab.manifest import MARKER, Manifest, ProcessSpec
-from ftctl.lab.paths import LabPaths
+from ftctl.lab.paths import LabPaths, runtime_dir_for
+from ftctl.lab.processes import processes_of
 from ftctl.lab.registry import list_labs
 
 
@@ -72,8 +73,14 @@ def eventually(check: Callable[[], object], what: str, within_s: float = 20.0) -
         time.sleep(0.02)
 
 
+def remains(uuid: str) -> list[str]:
+    """Processes and the sockets' directory of a lab, once it ought to be gone."""
+    place = runtime_dir_for(uuid)
+    return [*(f"{found.pid} {found.argv}" for found in processes_of(uuid)), *([str(place)] if place.exists() else [])]
+
+
 def machine() -> set[str]:
-    """What a lab must not add to: named namespaces, links, routes, nftables, and the sockets' directories.
+    """What a lab must not add to: named namespaces, links, routes, nftables.
 
     A test asserts `machine() <= before`. Other tests, running beside this one, may take away what was theirs.
     """
@@ -83,11 +90,9 @@ def machine() -> set[str]:
             return []
         return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
 
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
     return {
-        *(f"netns {line}" for line in said("ip", "netns", "list")),
+        *(f"netns {line}" for line in said("ip", "netns", "list") if not line.startswith("ftart")),  # tests of links
         *(f"link {name}" for name in os.listdir("/sys/class/net")),
         *(f"route {line}" for line in said("ip", "route")),
         *(f"nft {line}" for line in said("nft", "list", "ruleset")),
-        *(f"sockets {path}" for path in runtime.glob(f"ftctl-{os.geteuid()}-*")),
     }

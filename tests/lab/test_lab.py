@@ -19,7 +19,7 @@ from ftctl.lab.manifest import ChildState, KeeperState, ProcessSpec
 from ftctl.lab.processes import processes_of
 from ftctl.lab.registry import list_labs
 
-from .conftest import eventually, machine, needs_namespaces, sleepers
+from .conftest import eventually, machine, needs_namespaces, remains, sleepers
 
 pytestmark = needs_namespaces
 
@@ -122,11 +122,11 @@ def test_nodes_reach_each_other_over_every_rail_and_the_fabric_over_management(s
     )
     assert devices.strip() == "['lo', 'mgmt0', 'rail0', 'rail1']"
     # The host sees nothing of it while it runs, and nothing is left when it is gone.
-    assert {line for line in machine() if not line.startswith("sockets ")} <= before
+    assert machine() <= before
     assert lifecycle.take_down("lab").lines() == []  # type: ignore[union-attr]
     assert machine() <= before
     assert list(state_dir.joinpath("labs").iterdir()) == []
-    assert processes_of(lab.manifest.uuid) == []
+    assert remains(lab.manifest.uuid) == []
 
 
 def test_a_node_that_takes_its_rail_down_leaves_its_peers_carrier_up(state_dir: Path) -> None:
@@ -171,7 +171,7 @@ def test_down_after_sigkill_of_the_keeper(state_dir: Path) -> None:
     eventually(lambda: len(processes_of(lab.manifest.uuid)) == 3, "the others should live on")
     assert [(info.name, info.alive) for info in list_labs()] == [("lab", True)]
     assert lifecycle.take_down("lab").lines() == []  # type: ignore[union-attr]
-    assert processes_of(lab.manifest.uuid) == []
+    assert remains(lab.manifest.uuid) == []
     assert machine() <= before
     assert list_labs() == []
 
@@ -190,7 +190,7 @@ def test_down_ends_a_process_that_left_its_session_and_ignores_sigterm(state_dir
 
     lab = lifecycle.bring_up(LabOptions(replicas=1), ready, processes=stubborn)
     assert lifecycle.take_down("lab").lines() == []  # type: ignore[union-attr]
-    assert processes_of(lab.manifest.uuid) == []
+    assert remains(lab.manifest.uuid) == []
 
 
 def test_two_labs_side_by_side_know_nothing_of_each_other(state_dir: Path) -> None:
@@ -203,7 +203,7 @@ def test_two_labs_side_by_side_know_nothing_of_each_other(state_dir: Path) -> No
         assert talk(lab, "node1", "10.99.1.2", "node0", "10.99.1.1") == "HELLO"
     pids = {child.name: child.pid for child in keeper_of(two).children}
     lifecycle.take_down("one")
-    assert processes_of(one.manifest.uuid) == []
+    assert remains(one.manifest.uuid) == []
     assert {child.name: child.pid for child in keeper_of(two).children} == pids
     assert all_running(two)
     assert [(info.name, info.alive) for info in list_labs()] == [("two", True)]
@@ -262,7 +262,7 @@ def test_whatever_ends_lab_up_early_nothing_is_left(state_dir: Path, number: sig
     # After SIGKILL it is the keeper that notices and takes the lab down, so the end comes a little later.
     assert child.wait(timeout=30) == (-number if number == signal.SIGKILL else 130)
     child.stdout.close()
-    eventually(lambda: not processes_of(words[2]), "processes are left")
+    eventually(lambda: not remains(words[2]), "processes or sockets are left")
     eventually(lambda: list_labs() == [], "the lab's directory is left")
     assert machine() <= before
 
@@ -270,12 +270,12 @@ def test_whatever_ends_lab_up_early_nothing_is_left(state_dir: Path, number: sig
 ROOTLESS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from tests.lab.conftest import machine
-from tests.lab.test_lab import lifecycle, processes_of, talk, up
+from tests.lab.conftest import machine, remains
+from tests.lab.test_lab import lifecycle, talk, up
 before = machine()
 lab = up(rate="1gbit")
 print(talk(lab, "node1", "10.99.2.2", "node0", "10.99.2.1"))
-print(lifecycle.take_down("lab").lines(), processes_of(lab.manifest.uuid), machine() <= before)
+print(lifecycle.take_down("lab").lines(), remains(lab.manifest.uuid), machine() <= before)
 """
 
 

@@ -29,10 +29,9 @@ from ftctl.lab.layout import nodes
 from ftctl.lab.lifecycle import Lab
 from ftctl.lab.manifest import load_manifest
 from ftctl.lab.paths import LabPaths
-from ftctl.lab.processes import processes_of
 from ftctl.lab.ready import connect
 
-from .conftest import eventually, machine, needs_namespaces
+from .conftest import eventually, machine, needs_namespaces, remains
 
 pytestmark = [needs_namespaces, pytest.mark.timeout(300)]
 
@@ -87,7 +86,7 @@ def user() -> Iterator[User]:
         uuid = somebody.lab.manifest.uuid
         yield somebody
         somebody.does("lab", "down")
-        assert processes_of(uuid) == []
+        assert remains(uuid) == []
         assert not somebody.paths.root.exists()
         assert machine() <= before
     finally:
@@ -130,13 +129,13 @@ def test_a_second_lab_of_the_same_name_is_refused_and_the_first_goes_on(user: Us
 def test_a_rail_goes_down_training_goes_on_and_a_killed_agent_leaves_nothing_broken(user: User) -> None:
     whole = addresses(user, "node1")
     assert whole == ["10.99.1.2", "fd99:0:0:1::2", "up"]
-    user.does("inject", "link-down", "--node", "node1", "--nic", "rail0", "--duration", "4s", "--reason", "test")
+    user.does("inject", "link-down", "--node", "node1", "--nic", "rail0", "--duration", "15s", "--reason", "test")
     fault = user.sees()["faults"][0]
     assert (fault["kind"], fault["target"], fault["state"]) == ("link-down", "node1/rail0", "active")
     assert addresses(user, "node1") == ["10.99.1.2", "down"]
     os.kill(user.sees()["nodes"][1]["agent"]["pid"], signal.SIGKILL)
     # Nobody helps: the watchdog or the next agent does it, within the time to live and two seconds (and our looking).
-    eventually(lambda: addresses(user, "node1") == whole, "the rail did not come back whole", 4 + 2 + 5)
+    eventually(lambda: addresses(user, "node1") == whole, "the rail did not come back whole", 15 + 2 + 5)
     eventually(lambda: user.sees()["nodes"][1]["agent"] is not None, "the agent was not started again")
     eventually(lambda: user.sees()["faults"] == [], "the fault is still listed")
     user.waits_for_steps(3)
