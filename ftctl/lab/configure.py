@@ -16,7 +16,7 @@ COORDINATOR = "coordinator"
 TRAINING_MODULE = "ftar_core.training.example"
 # What a replica would import when it starts: torch, and what the first optimizer pulls in (2 s of a core).
 PRELOAD = ("torch", "torch._dynamo", TRAINING_MODULE)
-# A lab's replicas are killed every few seconds on purpose; a production node's back-off would read that as a bad replica.
+# A lab's replicas are killed every few seconds on purpose; a real node's back-off would take that for a bad replica.
 BACKOFF_MAX_S, HEALTHY_S = 5.0, 10.0
 # A coordinator that ends with 0 has ended the job, with 1 it cannot go on, with 2 its settings are wrong.
 COORDINATOR_FINAL = (0, 1, 2)
