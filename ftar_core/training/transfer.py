@@ -49,7 +49,9 @@ from ftar_core.wire.ids import NO_EPOCH, EpochId
 from ftar_core.wire.messages import Endpoint
 
 log = logging.getLogger(__name__)
-MAX_CONNECTIONS = 32
+# A shadow's handshake takes a millisecond; the oldest stranger goes when one more comes, so that a flood of half-open
+# connections cannot lock out a replica that wants to come back.
+MAX_STRANGERS = 32
 ACCEPT_PAUSE_S = 0.1
 DEFAULT_BUFFER_BYTES = 256 * 1024 * 1024
 
@@ -105,6 +107,7 @@ class StateServer:
         self._changed = threading.Condition()
         self._subscriptions: dict[bytes, _Subscription] = {}
         self._connections: set[StateConnection] = set()
+        self._strangers: dict[StateConnection, None] = {}  # those that have not proved the token, oldest first
         self._closed = False
         self._serving = False
         self._selector = selectors.DefaultSelector()
@@ -118,7 +121,7 @@ class StateServer:
         try:
             listener = open_socket(rail)
             listener.bind((rail.address, 0))
-            listener.listen(MAX_CONNECTIONS)
+            listener.listen(MAX_STRANGERS)
         except OSError as error:
             raise SettingsError(
                 f"rail {rail.name}: {error}", hint="compare FTAR_RAILS with: ip -brief address"
@@ -213,19 +216,37 @@ class StateServer:
                 except OSError:
                     time.sleep(ACCEPT_PAUSE_S)  # no descriptor left, most likely: it would fail at once again
                     continue
-                with self._changed:
-                    full = len(self._connections) >= MAX_CONNECTIONS
-                if full or self._closed:
-                    sock.close()
-                    continue
-                connection = StateConnection(sock)
-                with self._changed:
-                    self._connections.add(connection)
-                threading.Thread(target=self._serve, args=(connection,), name="ftar-state", daemon=True).start()
+                self._greet(sock)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
+
+    def _greet(self, sock: socket.socket) -> None:
+        """A thread for one more stranger."""
+        try:
+            connection = StateConnection(sock)
+        except OSError:
+            sock.close()  # gone again already
+            return
+        with self._changed:
+            oldest = next(iter(self._strangers)) if len(self._strangers) >= MAX_STRANGERS else None
+            if oldest is not None:
+                del self._strangers[oldest]
+            self._connections.add(connection)
+            self._strangers[connection] = None
+        if oldest is not None:
+            oldest.shutdown()
+        try:
+            threading.Thread(target=self._serve, args=(connection,), name="ftar-state", daemon=True).start()
+        except RuntimeError:  # no thread left: this one is dropped, the listener lives
+            self._forget(connection)
+
+    def _forget(self, connection: StateConnection) -> None:
+        connection.close()
+        with self._changed:
+            self._connections.discard(connection)
+            self._strangers.pop(connection, None)
 
     def _serve(self, connection: StateConnection) -> None:
         try:
@@ -235,9 +256,7 @@ class StateServer:
         except (OSError, WireError) as error:
             log.debug("state connection ended: %s", error)
         finally:
-            connection.close()
-            with self._changed:
-                self._connections.discard(connection)
+            self._forget(connection)
 
     def _handshake(self, connection: StateConnection) -> str | None:
         challenge = nonce()
@@ -249,6 +268,8 @@ class StateServer:
             connection.send(StateRefused(reason="wrong job or token"))
             return None
         connection.trust(KEPT_S)
+        with self._changed:
+            self._strangers.pop(connection, None)
         connection.send(StateWelcome(proof=prove(self._token, PURPOSE_WELCOME, self._job, hello.nonce)))
         return hello.replica
 

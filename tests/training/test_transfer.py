@@ -17,7 +17,7 @@ from ftar_core.training.follow import Follower, Identity, ReplayStep, Snapshot
 from ftar_core.training.plan import BucketPlan, make_plan
 from ftar_core.training.state import EncodedState, encode_state
 from ftar_core.training.statewire import StateChallenge, StateConnection, StepData
-from ftar_core.training.transfer import StateServer, StepItem
+from ftar_core.training.transfer import MAX_STRANGERS, StateServer, StepItem
 from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
 from ftar_core.wire.messages import Endpoint, MemberInfo, RankInfo, Verdict
 
@@ -382,6 +382,39 @@ def test_junk_on_the_port_disturbs_nothing(world: World) -> None:
         assert_snapshot(next_item(follower), 5)
     finally:
         for sock in idle:
+            sock.close()
+    until(lambda: len(source.server._connections) == 1, "strangers are dropped")
+
+
+def test_a_flood_of_half_open_connections_does_not_lock_a_shadow_out(world: World) -> None:
+    """Somebody keeps more connections open than the server takes, on every rail, and opens them again when dropped."""
+    source = world.source(step=5)
+    flooding = threading.Event()
+    flooding.set()
+    held: list[socket.socket] = []
+
+    def flood() -> None:
+        while flooding.is_set():
+            for endpoint in source.server.endpoints:
+                with contextlib.suppress(OSError):
+                    held.append(socket.create_connection((endpoint.addr, endpoint.port), timeout=1.0))
+            while len(held) > 6 * MAX_STRANGERS:
+                held.pop(0).close()
+            time.sleep(0.001)
+
+    flooder = threading.Thread(target=flood)
+    flooder.start()
+    try:
+        until(lambda: len(held) > 3 * MAX_STRANGERS, "the flood")
+        follower = world.follower(source.info)
+        serve_one(source)
+        assert_snapshot(next_item(follower), 5)
+        source.commit()
+        assert_step(next_item(follower), 6)
+    finally:
+        flooding.clear()
+        flooder.join()
+        for sock in held:
             sock.close()
     until(lambda: len(source.server._connections) == 1, "strangers are dropped")
 
