@@ -325,7 +325,8 @@ def test_agents_killed_at_any_moment_never_run_a_replica_twice(node: Node, tmp_p
         agent.process.stdin.flush()
         time.sleep(chance.uniform(0.0, 0.15))
         agent.kill()
-    node.start()
+    supervisor = node.start()
+    supervisor.start_replica("r2")  # the last agent may have got no further than to stop it
     first, second = node.until("r1", "running"), node.until("r2", "running")
     replicas = {first.pid, second.pid}
     servers = {node.server_pid("r1"), node.server_pid("r2")}

@@ -133,6 +133,24 @@ def test_exit_code_75_starts_again(node: Node, tmp_path: Path) -> None:
     assert "asks to be started again" in node.said("replica.exited")[0]
 
 
+def test_a_rejoin_while_the_drained_process_is_still_ending_is_not_lost(node: Node) -> None:
+    # `ftctl drain` returns when the coordinator has let it go; closing its links and torch takes it seconds more.
+    node.replica("r1", "polite", str(int(RankExit.DRAINED)))
+    supervisor = node.start()
+    first = node.until("r1", "running")
+    wait_for(lambda: "listening" in node.log("r1"))
+    supervisor.rejoin("r1")
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGTERM)
+    second = node.until("r1", "running", restarts=1)
+    assert "starts again as asked" in node.said("replica.exited", "r1")[0]
+    wait_for(lambda: node.log("r1").count("listening") == 2)
+    assert second.pid is not None
+    os.kill(second.pid, signal.SIGTERM)
+    node.until("r1", "stopped")  # the next drain needs a rejoin of its own
+    assert len(node.said("replica.started", "r1")) == 2
+
+
 def test_stop_start_and_restart(node: Node) -> None:
     node.replica("r1", "polite", "0")
     node.replica("r2", "sleep", autostart=False)
