@@ -72,6 +72,7 @@ class State(Part, frozen=True):
     failures: int = 0
     exit_code: int | None = None
     spec: str = ""  # fingerprint of the configuration that `outcome` belongs to
+    rejoined_life: int = 0  # the life that was asked to rejoin before it was gone: if it ends drained, it starts again
 
 
 # --- agent -> fork server --------------------------------------------------------------------------------------------

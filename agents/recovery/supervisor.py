@@ -136,8 +136,9 @@ class Supervisor:
         self._wish(units, lambda unit: unit.restart(boot_s(), reason))
 
     def rejoin(self, name: str) -> None:
-        """Start a replica that was drained (or stopped, or failed); nothing if it runs. Raises UnknownReplica."""
-        self.start_replica(name)
+        """Start a replica that was drained, stopped or failed, or is about to end drained. Raises UnknownReplica."""
+        units = self._of(name)
+        self._wish(units, lambda unit: unit.rejoin())
 
     def _wish(self, units: list[Unit], act: Callable[[Unit], None]) -> None:
         wish = _Wish(units, act)

@@ -18,6 +18,7 @@ import hashlib
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
@@ -97,6 +98,12 @@ class Unit:
             self._intent = Intent.NONE
         elif self.phase in (Phase.STOPPING, Phase.ENDING):
             self._intent, self._why = Intent.RESTART, self._why or "started by an operator"
+
+    def rejoin(self) -> None:
+        """Start it. A drained process takes seconds to be gone; a rejoin in that time is for the next life."""
+        self.start()
+        if self.phase is Phase.RUNNING:
+            self._change(rejoined_life=self.state.life)
 
     def stop(self, now: float, why: str = "stopped by an operator") -> None:
         self._change(wanted=False, reason=why)
@@ -268,6 +275,8 @@ class Unit:
         history = policy.History(started, self.state.failures, self._intent)
         ending = Ending(end.exit_code, end.signal) if end is not None else Ending()
         decision = policy.decide(ending, history, self._limits, ended)
+        if decision.action is Action.WAIT and self.state.rejoined_life == life.life:
+            decision = policy.decide(ending, replace(history, intent=Intent.RESTART), self._limits, ended)
         self._drop_handle()
         self._conclude(decision, ending, life, now)
 
