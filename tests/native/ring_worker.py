@@ -113,6 +113,9 @@ def main() -> None:
             elif question["ask"] == "stop-at":
                 stream.target = question["step"]
                 say({})
+            elif question["ask"] == "stand-still":
+                stream.target = stream.steps + stream.busy
+                say({"steps": stream.target})
             else:
                 say({"steps": stream.steps, "error": stream.error, "longest_s": stream.longest_s, "busy": stream.busy})
                 stream.longest_s = 0.0

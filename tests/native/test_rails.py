@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -147,3 +148,31 @@ def test_a_flapping_rail_is_held_down_longer_each_time(net: Net) -> None:
             holds.append(int(held[-1].split("held down for ")[1].split(" ms")[0]))
         assert holds == [100, 200, 400]
         ranks.finish()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_anything_pulled_at_any_time_costs_no_result(seed: int) -> None:
+    """Three members; cables pulled and frames lost at random, both rails at once too."""
+    dice = random.Random(seed)
+    with Net(nodes=3) as net, Ranks(net, 3, count=dice.choice([30, 60_000, 400_000]), **QUICK) as ranks:
+        ranks.advance(5)
+        for _ in range(12):
+            node, rail, other = dice.randrange(3), dice.randrange(2), dice.choice([1, 2])
+            silent = dice.random() < 0.3
+            if silent:
+                net.lose_silently(node, rail, (node + other) % 3)
+            else:
+                net.link(node, rail, "down")
+            time.sleep(dice.choice([0, 0.01, 0.05, 0.3]))  # the outage itself
+            if dice.random() < 0.4:
+                net.link(node, 1 - rail, "down")
+                time.sleep(dice.choice([0, 0.05, 0.4]))
+                net.link(node, 1 - rail, "up")
+            if silent:
+                net.lose_no_more(node, rail, (node + other) % 3)
+            else:
+                net.link(node, rail, "up")
+        ranks.advance(10)
+        eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 30, ranks.workers)
+        ranks.finish()
+        assert not any(e["type"] == "peer_gone" for w in ranks.workers for e in w.ask("events"))
