@@ -22,6 +22,14 @@ def ip(*words: str, check: bool = True) -> None:
         raise AssertionError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
 
+def remove_leftovers() -> None:
+    """Namespaces of a test run that was killed: their names have its process id."""
+    for path in Path("/run/netns").glob("ftart*-*"):
+        owner = path.name.removeprefix("ftart").split("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            ip("netns", "del", path.name, check=False)
+
+
 class Net:
     """Namespaces PREFIX-sw (bridges) and PREFIX-n0, -n1, ...; rail k of node i has the address 10.77.k.(i+1)."""
 
@@ -34,6 +42,7 @@ class Net:
         return f"{self.prefix}-n{node}"
 
     def __enter__(self) -> Net:
+        remove_leftovers()
         try:
             for name in self.names:
                 ip("netns", "add", name)

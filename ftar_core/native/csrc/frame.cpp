@@ -232,6 +232,10 @@ const char* Beat::parse(const unsigned char* in, size_t size, std::string_view k
   return nullptr;
 }
 
+uint64_t Beat::claimed_tag(const unsigned char* in) { return get64(in + 8); }
+
+bool Beat::claims_sender(const unsigned char* in) { return in[6] == 1; }
+
 std::string link_key(std::string_view token, std::string_view job) {
   return std::string(view(hmac_sha256(token, "ftar link 1 " + std::string(job))));
 }

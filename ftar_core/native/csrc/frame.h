@@ -108,6 +108,9 @@ struct Beat {
 
   void write(unsigned char* out, std::string_view key) const;
   const char* parse(const unsigned char* in, size_t size, std::string_view key);
+  // Whose it claims to be, before any proof: which key to check it with.
+  static uint64_t claimed_tag(const unsigned char* in);
+  static bool claims_sender(const unsigned char* in);
 };
 
 std::string link_key(std::string_view token, std::string_view job);

@@ -21,14 +21,15 @@ LinkEnd::LinkEnd(Transport& transport, LinkOwner& owner, LinkName name, std::vec
     : transport_(transport),
       owner_(owner),
       name_(std::move(name)),
+      key_(name_.key.empty() ? transport.key() : name_.key),
       rails_(std::move(rails)),
       sender_(sender),
-      tag_(link_tag(transport.key(), hello_of(name_))),
+      tag_(link_tag(key_, hello_of(name_))),
       health_(static_cast<int>(rails_.size()), transport.options(), Transport::now_ms()),
       conns_(rails_.size(), nullptr),
       started_ms_(Transport::now_ms()),
       per_rail_(rails_.size()) {
-  transport_.add_sink(tag_, sender_, this);
+  transport_.add_sink(tag_, sender_, key_, this);
 }
 
 LinkEnd::~LinkEnd() { close("closed", true); }
@@ -89,6 +90,7 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
   drop_inquiries();
   FrameHeader bye = header(FrameType::goodbye);
   bye.flags = left_epoch ? kLeftEpoch : 0;
+  bye.seq = complete_messages();
   for (size_t i = 0; i < conns_.size(); ++i) {
     Conn* c = conns_[i];
     conns_[i] = nullptr;
@@ -102,7 +104,8 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
       beat.from_sender = sender_ ? 1 : 0;
       beat.flags = bye.flags;
       beat.tag = tag_;
-      transport_.send_beat(rails_[i].local, rails_[i].remote, beat);
+      beat.seq = bye.seq;
+      transport_.send_beat(rails_[i].local, rails_[i].remote, beat, key_);
     }
     c->close(c->is_open() && !c->sending_frame());
   }
@@ -176,7 +179,7 @@ void LinkEnd::inquire(double now) {
     const RailPort& port = transport_.ports()[static_cast<size_t>(rails_[i].local)];
     if (per_rail_[i].inquiry != nullptr || !port.carrier) continue;
     std::string error;
-    per_rail_[i].inquiry = transport_.dial(rails_[i].local, rails_[i].remote, Hello{}, this, static_cast<int>(i), &error);
+    per_rail_[i].inquiry = transport_.dial(rails_[i].local, rails_[i].remote, Hello{}, key_, this, static_cast<int>(i), &error);
   }
 }
 
@@ -210,6 +213,7 @@ void LinkEnd::settle(double now) {
 const char* LinkEnd::control(Conn& conn, const FrameHeader& h, std::string_view text) {
   if (h.tag != tag_) return "a frame of another link";
   if (h.type == FrameType::goodbye) {
+    peer_completed(h.seq);
     over("said goodbye: " + std::string(text), (h.flags & kLeftEpoch) != 0);
     return nullptr;
   }
@@ -232,7 +236,7 @@ void LinkEnd::ping(int slot, double now) {
   b.tag = tag_;
   b.seq = ++pings_;
   b.time_ms = now;
-  transport_.send_beat(rails_[i].local, rails_[i].remote, b);
+  transport_.send_beat(rails_[i].local, rails_[i].remote, b, key_);
   const bool probing = health_.rail(slot).state == RailState::probing;
   per_rail_[i].next_ping_ms = now + (probing ? transport_.options().probe_interval_ms : transport_.options().heartbeat_ms);
 }
@@ -242,14 +246,17 @@ void LinkEnd::beat(int rail, const Address& from, const Beat& b) {
   if (closed_ || it == rails_.end()) return;
   const int slot = static_cast<int>(it - rails_.begin());
   const double now = Transport::now_ms();
-  if (b.kind == BeatKind::goodbye) return over("said goodbye", (b.flags & kLeftEpoch) != 0);
+  if (b.kind == BeatKind::goodbye) {
+    peer_completed(b.seq);
+    return over("said goodbye", (b.flags & kLeftEpoch) != 0);
+  }
   // Datagrams alone prove too little: only a rail with a connection is alive, and says so.
   if (open_conn(slot) == nullptr) return;
   if (b.kind == BeatKind::ping) {
     Beat pong = b;
     pong.kind = BeatKind::pong;
     pong.from_sender = sender_ ? 1 : 0;
-    transport_.send_beat(rail, from, pong);
+    transport_.send_beat(rail, from, pong, key_);
   }
   if (b.kind == BeatKind::pong && b.seq >= per_rail_[static_cast<size_t>(slot)].first_ping) {
     health_.echo(slot, now);

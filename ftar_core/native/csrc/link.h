@@ -56,6 +56,7 @@ struct LinkName {
   std::string to;
   uint64_t from_incarnation = 0;
   uint64_t to_incarnation = 0;
+  std::string key = {};  // the receiver's, that a sender must prove; empty: the transport's own
 };
 
 struct LinkRailStat {
@@ -97,6 +98,10 @@ class LinkEnd : public ConnUser, public BeatSink {
   virtual void rails_changed(double now_ms) = 0;  // health has news; the connections of dead rails are closed
   virtual void tick_more(double now_ms) = 0;
   virtual const char* own_control(Conn& conn, const FrameHeader& header) = 0;
+  // A goodbye is the last word: it also says how many messages are complete, or one whose acknowledgement was lost
+  // with a rail would count as lost.
+  virtual uint64_t complete_messages() const { return 0; }
+  virtual void peer_completed(uint64_t) {}
   Conn* open_conn(int slot) const;
   FrameHeader header(FrameType type) const;
   void settle(double now_ms);  // act on what health decided
@@ -108,6 +113,7 @@ class LinkEnd : public ConnUser, public BeatSink {
   Transport& transport_;
   LinkOwner& owner_;
   const LinkName name_;
+  const std::string key_;
   std::vector<LinkRail> rails_;
   const bool sender_;
   uint64_t tag_ = 0;
@@ -172,6 +178,7 @@ class SendLink final : public LinkEnd {
   void rails_changed(double now_ms) override;
   void tick_more(double now_ms) override;
   const char* own_control(Conn& conn, const FrameHeader& header) override;
+  void peer_completed(uint64_t seq) override;
   const char* resume(const FrameHeader& header);
   void acknowledged(uint64_t seq);
   void change_to(int slot, bool planned, const std::string& reason);
@@ -216,6 +223,7 @@ class RecvLink final : public LinkEnd {
   void rails_changed(double) override { flush_all(); }
   void tick_more(double now_ms) override;
   const char* own_control(Conn& conn, const FrameHeader& header) override;
+  uint64_t complete_messages() const override { return next_seq_; }
   void acknowledge();
 
   RecvSink& sink_;

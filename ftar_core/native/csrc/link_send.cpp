@@ -90,6 +90,10 @@ const char* SendLink::resume(const FrameHeader& h) {
   return nullptr;
 }
 
+void SendLink::peer_completed(uint64_t seq) {
+  if (seq <= next_seq_) acknowledged(seq);
+}
+
 void SendLink::acknowledged(uint64_t seq) {
   while (base_seq_ < seq && !closed_) {
     const OutMessage done = std::move(messages_.front());
@@ -200,7 +204,7 @@ void SendLink::tick_more(double now) {
     hello.udp_port = static_cast<uint16_t>(transport_.ports()[static_cast<size_t>(rail.local)].sockets.port);
     hello.rail = rail.name;
     std::string error;
-    conns_[static_cast<size_t>(i)] = transport_.dial(rail.local, rail.remote, std::move(hello), this, i, &error);
+    conns_[static_cast<size_t>(i)] = transport_.dial(rail.local, rail.remote, std::move(hello), key_, this, i, &error);
     if (conns_[static_cast<size_t>(i)] == nullptr) health_.connect_failed(i, error, now);
   }
   check_stalled(now);

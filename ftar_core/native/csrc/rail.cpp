@@ -26,7 +26,7 @@ ConnEnd end_of(int error) {
 }  // namespace
 
 Conn::Conn(Transport& transport, int fd, int rail, uint64_t id)
-    : transport_(transport), fd_(fd), rail_(rail), id_(id), dialled_(false), stage_(Stage::hello) {
+    : transport_(transport), fd_(fd), rail_(rail), id_(id), dialled_(false), stage_(Stage::hello), key_(transport.key()) {
   since_ms_ = transport_.now_ms();
   later(transport_.options().handshake_ms);
   challenge_.nonce = random_bytes(16);
@@ -37,7 +37,8 @@ Conn::Conn(Transport& transport, int fd, int rail, uint64_t id)
   flush();
 }
 
-Conn::Conn(Transport& transport, int fd, int rail, uint64_t id, Hello hello, ConnUser* user, int slot)
+Conn::Conn(Transport& transport, int fd, int rail, uint64_t id, Hello hello, const std::string& key, ConnUser* user,
+           int slot)
     : transport_(transport),
       fd_(fd),
       rail_(rail),
@@ -46,6 +47,7 @@ Conn::Conn(Transport& transport, int fd, int rail, uint64_t id, Hello hello, Con
       dialled_(true),
       stage_(Stage::connecting),
       user_(user),
+      key_(key),
       hello_(std::move(hello)) {
   since_ms_ = transport_.now_ms();
   later(std::max<double>(kSynMs, transport_.options().probe_interval_ms));
@@ -173,7 +175,7 @@ bool Conn::consume_handshake() {
     if ((error = challenge_.parse(p)) != nullptr) return fail(error, ConnEnd::here), false;
     begin_ += Challenge::kSize;
     if (hello_.epoch.empty()) return fail("answers", ConnEnd::answered), false;
-    out_.append(hello_.write(transport_.key(), challenge_));
+    out_.append(hello_.write(key_, challenge_));
     stage_ = Stage::answer;
     flush();
     return true;
@@ -184,7 +186,7 @@ bool Conn::consume_handshake() {
     if (error != nullptr) return fail(error, ConnEnd::here), false;
     if (have < Hello::kPrefix + body) return false;
     const std::string_view text(reinterpret_cast<const char*>(p) + Hello::kPrefix, body);
-    if ((error = hello_.parse(text, transport_.key(), challenge_)) != nullptr) return fail(error, ConnEnd::here), false;
+    if ((error = hello_.parse(text, key_, challenge_)) != nullptr) return fail(error, ConnEnd::here), false;
     begin_ += Hello::kPrefix + body;
     stage_ = Stage::parked;
     later(kParkMs);
@@ -198,7 +200,7 @@ bool Conn::consume_handshake() {
     if (have < Answer::kPrefix + reason) return false;
     Answer answer;
     const std::string_view text(reinterpret_cast<const char*>(p), Answer::kPrefix + reason);
-    if ((error = answer.parse(text, transport_.key(), challenge_, hello_)) != nullptr) return fail(error, ConnEnd::here), false;
+    if ((error = answer.parse(text, key_, challenge_, hello_)) != nullptr) return fail(error, ConnEnd::here), false;
     begin_ += text.size();
     if (answer.code == AnswerCode::refused) return fail("refused: " + answer.reason, ConnEnd::here), false;
     if (answer.code == AnswerCode::parked) {
@@ -278,17 +280,17 @@ void Conn::admit(ConnUser* user, int slot) {
   user_ = user;
   slot_ = slot;
   stage_ = Stage::open;
-  out_.append(Answer{AnswerCode::welcome, ""}.write(transport_.key(), challenge_, hello_));
+  out_.append(Answer{AnswerCode::welcome, ""}.write(key_, challenge_, hello_));
   flush();
 }
 
 void Conn::tell_parked() {
-  out_.append(Answer{AnswerCode::parked, ""}.write(transport_.key(), challenge_, hello_));
+  out_.append(Answer{AnswerCode::parked, ""}.write(key_, challenge_, hello_));
   flush();
 }
 
 void Conn::refuse(const std::string& reason) {
-  out_.append(Answer{AnswerCode::refused, reason}.write(transport_.key(), challenge_, hello_));
+  out_.append(Answer{AnswerCode::refused, reason}.write(key_, challenge_, hello_));
   close(true);
 }
 

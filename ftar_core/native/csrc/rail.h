@@ -62,8 +62,9 @@ class Conn {
   };
 
   Conn(Transport& transport, int fd, int rail, uint64_t id);  // accepted
-  // Dialled. A hello without an epoch never gets sent: the acceptor's challenge is all that is wanted.
-  Conn(Transport& transport, int fd, int rail, uint64_t id, Hello hello, ConnUser* user, int slot);
+  // Dialled. A hello without an epoch never gets sent: the acceptor's challenge is all that is wanted. `key` is the
+  // acceptor's.
+  Conn(Transport& transport, int fd, int rail, uint64_t id, Hello hello, const std::string& key, ConnUser* user, int slot);
   ~Conn();
   Conn(const Conn&) = delete;
   Conn& operator=(const Conn&) = delete;
@@ -115,6 +116,7 @@ class Conn {
   bool dialled_;
   Stage stage_;
   ConnUser* user_ = nullptr;
+  std::string key_;
   Hello hello_;
   Challenge challenge_;
   bool parked_by_peer_ = false;

@@ -216,9 +216,11 @@ void Transport::read_beats(int rail) {
                                  from.get(), &from.length);
     if (n < 0) return;
     // Cheapest checks first: junk costs no hash, and neither does a stranger's tag.
+    if (static_cast<size_t>(n) != Beat::kSize) continue;
+    const auto it = sinks_.find({Beat::claimed_tag(bytes), !Beat::claims_sender(bytes)});
     Beat beat;
-    if (static_cast<size_t>(n) != Beat::kSize || beat.parse(bytes, Beat::kSize, key_) != nullptr) continue;
-    if (auto it = sinks_.find({beat.tag, beat.from_sender == 0}); it != sinks_.end()) it->second->beat(rail, from, beat);
+    if (it == sinks_.end() || beat.parse(bytes, Beat::kSize, it->second.key) != nullptr) continue;
+    it->second.to->beat(rail, from, beat);
   }
 }
 
@@ -245,14 +247,15 @@ void Transport::expire(double now) {
   if (!waiting) next_expire_ms_ = now + kIdleTickMs;
 }
 
-Conn* Transport::dial(int rail, const Address& to, Hello hello, ConnUser* user, int slot, std::string* error) {
+Conn* Transport::dial(int rail, const Address& to, Hello hello, const std::string& key, ConnUser* user, int slot,
+                      std::string* error) {
   const RailPort& port = ports_[static_cast<size_t>(rail)];
   try {
     const Address from = current_address(port.address, port.config.device);
     const int fd = ::ftar::dial(from, to, port.config.device, options_.congestion);
     const uint64_t id = next_id_++;
     try {
-      conns_[id] = std::make_unique<Conn>(*this, fd, rail, id, std::move(hello), user, slot);
+      conns_[id] = std::make_unique<Conn>(*this, fd, rail, id, std::move(hello), key, user, slot);
     } catch (...) {
       ::close(fd);
       throw;
@@ -274,9 +277,9 @@ void Transport::poll_carriers() {
   for (RailPort& p : ports_) p.carrier = carriers_.carrier(p.config.device, &p.carrier_reason);
 }
 
-void Transport::send_beat(int rail, const Address& to, const Beat& beat) {
+void Transport::send_beat(int rail, const Address& to, const Beat& beat, const std::string& key) {
   unsigned char bytes[Beat::kSize];
-  beat.write(bytes, key_);
+  beat.write(bytes, key);
   // A rail that cannot send now says so by its silence.
   ::sendto(ports_[static_cast<size_t>(rail)].sockets.udp, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT, to.get(),
            to.length);

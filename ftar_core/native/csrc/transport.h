@@ -74,16 +74,16 @@ class Transport {
   FairMutex& mutex() { return mutex_; }
   static double now_ms();
   const Options& options() const { return options_; }
-  const std::string& key() const { return key_; }
+  const std::string& key() const { return key_; }  // what whoever dials us must know
   const std::vector<RailPort>& ports() const { return ports_; }
 
   // All of the following with the lock held.
-  Conn* dial(int rail, const Address& to, Hello hello, ConnUser* user, int slot, std::string* error);
+  Conn* dial(int rail, const Address& to, Hello hello, const std::string& key, ConnUser* user, int slot, std::string* error);
   Conn* find(uint64_t id) const;  // nullptr: closed
   void poll_carriers();
-  void add_sink(uint64_t tag, bool sender, BeatSink* sink) { sinks_[{tag, sender}] = sink; }
+  void add_sink(uint64_t tag, bool sender, const std::string& key, BeatSink* sink) { sinks_[{tag, sender}] = {sink, key}; }
   void remove_sink(uint64_t tag, bool sender) { sinks_.erase({tag, sender}); }
-  void send_beat(int rail, const Address& to, const Beat& beat);
+  void send_beat(int rail, const Address& to, const Beat& beat, const std::string& key);
   void wake();  // run on_tick soon
 
   // For connections.
@@ -100,6 +100,10 @@ class Transport {
   };
   struct SinkHash {
     size_t operator()(const SinkKey& k) const { return static_cast<size_t>(k.tag * 2 + (k.sender ? 1 : 0)); }
+  };
+  struct Sink {
+    BeatSink* to;
+    std::string key;
   };
   void run();
   void dispatch(uint64_t id, uint32_t events);
@@ -121,7 +125,7 @@ class Transport {
   std::unordered_map<uint64_t, std::unique_ptr<Conn>> conns_;
   std::vector<std::unique_ptr<Conn>> retired_;
   std::vector<uint64_t> soon_;
-  std::unordered_map<SinkKey, BeatSink*, SinkHash> sinks_;
+  std::unordered_map<SinkKey, Sink, SinkHash> sinks_;
   uint64_t next_id_ = 1u << 16;  // smaller numbers are the sockets of rails
   double next_tick_ms_ = 0;
   double next_expire_ms_ = 0;
