@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ftctl.lab import namespaces, teardown
 from ftctl.lab.layout import Node, nodes
+from ftctl.lab.locks import LabBusy, locked
 from ftctl.lab.manifest import (
     MARKER,
     ChildState,
@@ -142,7 +143,7 @@ class Keeper:
                     spec.argv[0], list(spec.argv), {**os.environ, **spec.env}, file_actions=files, setsid=True
                 )
         except OSError as error:
-            print(f"{spec.name} cannot be started: {error}", file=sys.stderr, flush=True)
+            _say(f"{spec.name} cannot be started: {error}")
             child.ended(127, now)
 
     def reap(self, now: float) -> bool:
@@ -159,7 +160,7 @@ class Keeper:
             if pid in by_pid:
                 code = os.waitstatus_to_exitcode(status)
                 by_pid[pid].ended(code, now)
-                print(f"{by_pid[pid].spec.name} (pid {pid}) ended with {code}", file=sys.stderr, flush=True)
+                _say(f"{by_pid[pid].spec.name} (pid {pid}) ended with {code}")
                 changed = True
 
     def wait(self, now: float) -> None:
@@ -193,8 +194,18 @@ class Keeper:
             self.write("stopping")
             end_all(self.manifest.uuid, teardown.GRACE_S)
         else:
-            print("ftctl lab up ended before the lab was complete: taking it down", file=sys.stderr, flush=True)
-            teardown.take_down(self.paths)
+            _say("ftctl lab up ended before the lab was complete: taking it down")
+            with (
+                suppress(LabBusy),
+                locked(self.paths),
+            ):  # busy: a `lab down` is at it, and ends this process too
+                teardown.take_down(self.paths)
+
+
+def _say(text: str) -> None:
+    """To the keeper's log. Its disk may be full: that must not end the lab, least of all when something just died."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _signals() -> int:

@@ -17,6 +17,7 @@ from ftctl.errors import UsageProblem
 
 MAX_NODES = 64  # each node is an agent and a training process: memory ends long before addresses do
 MAX_RAILS = 8
+MAX_SEED = 2**63 - 1  # what torch.manual_seed takes
 COORDINATOR_PORT = 7600
 AGENT_PORT = 7610
 FABRIC_ADDRESS = "10.99.0.254"
@@ -94,6 +95,7 @@ def check(options: LabOptions) -> None:
     _within("rails", options.rails, 1, MAX_RAILS)
     _within("step-ms", options.step_ms, 0, 60_000)
     _within("steps", options.steps, 0, 10**9)
+    _within("seed", options.seed, 0, MAX_SEED)
     _within("min-replicas", options.min_replicas, 1, options.replicas)
     if options.rate:
         rate_bits(options.rate)

@@ -6,7 +6,6 @@ killed with SIGKILL, the keeper notices the closed pipe and does it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from ftctl.lab.credentials import Credentials
 from ftctl.lab.interrupts import interruptible, uninterrupted
 from ftctl.lab.keeper import ANNOUNCED
 from ftctl.lab.layout import LabOptions, Node, check, nodes
+from ftctl.lab.locks import LabBusy, locked
 from ftctl.lab.manifest import MARKER, KeeperState, Manifest, ManifestError, ProcessSpec, load, save
 from ftctl.lab.paths import (
     LabPaths,
@@ -230,32 +230,14 @@ def take_down(name: str) -> Leftovers | None:
 
 @contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """One ftctl at a time makes or removes the lab of this name. The lock goes with its process (flock(2))."""
-    path = labs_dir() / f".{name}.lock"
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise UsageProblem(
-                f"lab {name}", "another ftctl is just making or removing it", "wait for it, or press Ctrl-C there"
-            ) from None
-        if _same_file(path, fd):
-            break
-        os.close(fd)  # removed by its last holder while this process waited for it
+    """One ftctl at a time makes or removes the lab of this name."""
     try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(fd)
-
-
-def _same_file(path: Path, fd: int) -> bool:
-    try:
-        return path.stat().st_ino == os.fstat(fd).st_ino
-    except FileNotFoundError:
-        return False
+        with locked(lab_paths(name)):
+            yield
+    except LabBusy:
+        raise UsageProblem(
+            f"lab {name}", "another ftctl is just making or removing it", "wait for it, or press Ctrl-C there"
+        ) from None
 
 
 @contextmanager

@@ -36,6 +36,8 @@ def test_addresses_follow_from_the_numbers_of_node_and_rail() -> None:
         (LabOptions(nodes_per_replica=2), "replicas over several nodes are not supported yet"),
         (LabOptions(min_replicas=4), "--min-replicas 4"),
         (LabOptions(step_ms=-1), "--step-ms -1"),
+        (LabOptions(seed=-1), "--seed -1"),
+        (LabOptions(seed=10**26), "--seed 1000"),
         (LabOptions(name="../x"), "lab '../x'"),
         (LabOptions(name="a" * 33), "cannot be a lab's name"),
         (LabOptions(name="lab_1"), "cannot be a lab's name"),

@@ -1,0 +1,68 @@
+"""The keeper when things go wrong around it, without a network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftctl.lab import keeper
+from ftctl.lab.layout import LabOptions
+from ftctl.lab.locks import LabBusy, locked
+from ftctl.lab.manifest import Manifest, ProcessSpec
+from ftctl.lab.paths import LabPaths
+
+DEADLINE_S = 10.0
+
+
+def a_keeper(paths: LabPaths, *children: keeper.Child) -> keeper.Keeper:
+    manifest = Manifest(
+        uuid="0123abcd-none", runtime_dir=str(paths.root / "none"), options=LabOptions(replicas=1), created=0
+    )
+    return keeper.Keeper(paths, manifest, list(children), wakeup=-1)
+
+
+def test_a_full_disk_under_its_log_does_not_end_the_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent dies while the disk is full: the keeper has nowhere to say so, and starts it again all the same."""
+    child = keeper.Child(ProcessSpec(name="agent", namespace="node0", argv=("true",), log=os.devnull))
+    child.pid = os.posix_spawnp("true", ["true"], os.environ)
+    child.started = time.monotonic()
+    full = os.open("/dev/full", os.O_WRONLY)
+    with open(full, "w") as log:
+        monkeypatch.setattr(sys, "stderr", log)
+        kept = a_keeper(LabPaths(tmp_path), child)
+        deadline = time.monotonic() + DEADLINE_S
+        while not kept.reap(time.monotonic()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        monkeypatch.undo()
+        assert child.start_at is not None, "it is to be started again"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full)  # what is still in the buffer goes nowhere
+
+
+def test_a_lab_whose_maker_was_killed_leaves_no_lock_behind(tmp_path: Path) -> None:
+    paths = LabPaths(tmp_path / "lab")
+    paths.root.mkdir()
+    code = (
+        "import os, sys; from pathlib import Path; from ftctl.lab.locks import locked; from ftctl.lab.paths import *\n"
+        "with locked(LabPaths(Path(sys.argv[1]))): print('held', flush=True); sys.stdin.read()"
+    )
+    maker = subprocess.Popen(
+        [sys.executable, "-c", code, str(paths.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with maker:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == "held\n"
+        with pytest.raises(LabBusy), locked(paths):
+            raise AssertionError
+        maker.kill()
+        maker.wait()
+    assert (tmp_path / ".lab.lock").exists()
+    kept = a_keeper(paths)
+    kept.announced, kept.stdin_open = False, False
+    kept.run()
+    assert list(tmp_path.iterdir()) == []
