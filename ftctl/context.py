@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
+    import asyncio
+
     import httpx
     from rich.console import Console
 
@@ -112,7 +114,19 @@ class World:
         """Carry out asynchronous work; Ctrl-C cancels it and raises KeyboardInterrupt."""
         import asyncio
 
-        return asyncio.run(work)
+        async def watched() -> T:
+            asyncio.get_running_loop().set_exception_handler(_loop_trouble)
+            return await work
+
+        return asyncio.run(watched())
+
+
+def _loop_trouble(loop: asyncio.AbstractEventLoop, found: dict[str, Any]) -> None:
+    """anyio's Unix sockets set the result of a wait that Ctrl-C has just cancelled: no reason for a traceback."""
+    import asyncio
+
+    if not isinstance(found.get("exception"), asyncio.InvalidStateError):
+        loop.default_exception_handler(found)
 
 
 _current: ContextVar[World | None] = ContextVar("ftctl_world", default=None)

@@ -193,7 +193,7 @@ class Service:
                         return
                     except StoreError as error:
                         log.error("%s", _with_hint(error))
-                        self._queue.appendleft(RecordFailed(str(error)))  # before all that happened meanwhile
+                        self._queue.appendleft(RecordFailed(_with_hint(error)))  # before all that happened meanwhile
                         return
                 case Send(conn, message):
                     self._send(conn, message)

@@ -128,6 +128,8 @@ def _of_job(job: JobState) -> Iterator[Problem]:
         yield Problem(thing, f"holds: {reason}", _action(job, waiting) if waiting else "", Urgency.JOB)
     elif job.state == "recovering":
         yield Problem(thing, f"recovering: {job.reason}" if job.reason else "recovering", "", Urgency.EXPECTED)
+    elif job.state == "running" and job.reason:  # it trains, but the next loss will find the coordinator unable to act
+        yield Problem(thing, job.reason, f"ftctl events --since 10m   # since when, on job {job.name}", Urgency.JOB)
 
 
 # state -> (urgency, what to do). The words are those of ARCHITECTURE.md; a state that is not here is unknown to this

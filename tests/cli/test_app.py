@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -219,3 +220,20 @@ def test_a_probe_that_hangs_or_dies_is_a_line_in_the_report() -> None:
     assert probes.run("import os; os.abort()", 30).trouble == "signal 6"
     assert "boom" in probes.run("raise SystemExit('boom')", 30).trouble
     assert probes.run("print('{\"a\": 1}')", 30).answer == {"a": 1}
+
+
+def test_a_wait_that_ctrl_c_cancelled_is_no_traceback(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """anyio lets the reader of a Unix socket set a result that was cancelled in the same turn of the loop."""
+
+    async def interrupted() -> None:
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(waiting.set_result, None)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        loop.call_soon(lambda: 1 // 0)
+        await asyncio.sleep(0.01)
+
+    world.run(interrupted())
+    assert "InvalidStateError" not in caplog.text
+    assert "ZeroDivisionError" in caplog.text, "all else is still said"

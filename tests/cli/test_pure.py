@@ -211,6 +211,15 @@ def test_below_min_replicas_the_job_itself_is_the_problem(healthy: FakeCluster) 
     assert problems[0].action == "ftctl rejoin replica r1"
 
 
+def test_a_job_that_trains_with_a_trouble_is_not_healthy(healthy: FakeCluster) -> None:
+    """The disk of the coordinator's record is full: nothing is lost yet, and the operator must hear of it now."""
+    job = job_of(healthy)
+    job.reason = "the record cannot be written: record.json: No space left on device (look at: df -h /store)"
+    (problem,) = find(snapshot(healthy))
+    assert (problem.object, problem.reason, problem.expected) == ("job main", job.reason, False)
+    assert problem.action
+
+
 def test_a_finished_job_does_not_miss_its_replicas(healthy: FakeCluster) -> None:
     job = job_of(healthy)
     job.state = "finished"
