@@ -115,6 +115,10 @@ Result start(LogFunction log) {
   Process& p = process();
   std::lock_guard lock(p.mutex);
   return guarded(log, [&] {
+    if (p.core != nullptr && p.pid != ::getpid()) {
+      p.core = nullptr;  // a forked child: the threads stayed with the parent, and so does all this
+      p.users = 0;
+    }
     if (p.core == nullptr) {
       rail_table();  // made before the handler below, so destroyed after it has run
       p.core = new Core(read_settings(), log);

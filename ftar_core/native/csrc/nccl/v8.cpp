@@ -32,7 +32,8 @@ Result v8_iflush(void*, int, void**, int*, void**, void** request) { return iflu
 }  // namespace
 }  // namespace ftar::nccl
 
-extern "C" __attribute__((visibility("default"))) ftar::nccl::NetV8 ncclNetPlugin_v8 = {
+extern "C" {
+__attribute__((visibility("default"))) ftar::nccl::NetV8 ncclNetPlugin_v8 = {
     .name = ftar::nccl::kName,
     .init = ftar::nccl::start,
     .devices = ftar::nccl::devices,
@@ -53,3 +54,4 @@ extern "C" __attribute__((visibility("default"))) ftar::nccl::NetV8 ncclNetPlugi
     .get_device_memory = nullptr,
     .receive_consumed = nullptr,
 };
+}
