@@ -141,6 +141,6 @@ def _usage(world: context.World, error: Any) -> ExitCode:
     if type(error).__name__ == "NoArgsIsHelpError":
         world.say(ctx.get_help() if ctx is not None else error.format_message())
     else:
-        message = str(error.format_message()).strip().rstrip(".")
+        message = str(error.format_message()).strip().rstrip(".").replace(": Value error, ", ": ")  # typer's words
         report(world, UsageProblem(path, message[:1].lower() + message[1:], f"{path} --help"))
     return ExitCode.USAGE

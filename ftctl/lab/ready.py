@@ -77,8 +77,10 @@ def _raise_if_hopeless(lab: Lab, snapshot: Snapshot) -> None:
     for process in _processes(snapshot):
         if process.state == "failed" or process.restarts >= HOPELESS_RESTARTS:
             how = "failed" if process.state == "failed" else f"died {process.restarts} times"
-            why = process.reason or f"the last time with exit code {process.exit_code}"
-            raise CliError(f"replica {process.replica}", f"{how}: {why}{_end_of(Path(process.log))}", "ftctl doctor")
+            # Seen between two deaths, it runs and has neither a reason nor an exit code: the log says more.
+            code = "" if process.exit_code is None else f", the last time with exit code {process.exit_code}"
+            why = f": {process.reason}" if process.reason else code
+            raise CliError(f"replica {process.replica}", f"{how}{why}{_end_of(Path(process.log))}", "ftctl doctor")
 
 
 def _dead_process(lab: Lab, child: ChildState) -> CliError:

@@ -87,7 +87,7 @@ def test_no_command_loads_torch_or_the_native_core(cluster: FakeCluster) -> None
     [
         (("statsu",), "statsu: no such command"),
         (("status", "--nope"), "no such option: --nope"),
-        (("status", "-o", "xml"), "'xml' is not one of"),
+        (("status", "-o", "xml"), "'-o': 'xml' is not one of"),
         (("wait", "replica"), "missing argument"),
         (("why", "nodes"), "no such command 'nodes'"),
         (("status",), "inventory: none is given"),
