@@ -45,6 +45,7 @@ FABRIC = "fabric"
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 5.0
 HEALTHY_S = 10.0
+WRITE_AGAIN_S = 1.0  # between attempts to write keeper.json on a full disk
 
 
 def next_delay(previous_s: float, ran_s: float) -> float:
@@ -98,6 +99,7 @@ class Keeper:
     stopping: bool = False
     announced: bool = False
     stdin_open: bool = True
+    unwritten: bool = False  # keeper.json is older than what happened: its disk was full
 
     def build(self) -> None:
         """Namespaces and network. Raises NamespaceError."""
@@ -121,8 +123,11 @@ class Keeper:
             namespaces=dict(self.spaces),
             children=tuple(child.view() for child in self.children),
         )
-        with suppress(OSError):  # a full disk must not end the lab; status then shows an older view
+        try:
             save(self.paths.keeper_state, state)
+            self.unwritten = False
+        except OSError:  # a full disk must not end the lab; status shows an older view until there is room again
+            self.unwritten = True
 
     def start_due(self, now: float) -> None:
         for child in self.children:
@@ -167,6 +172,8 @@ class Keeper:
         """Until a signal, a word from `lab up`, or the next start."""
         due = [child.start_at for child in self.children if child.pid == 0 and child.start_at is not None]
         watched = [self.wakeup, *([0] if self.stdin_open else [])]
+        if self.unwritten:
+            due.append(now + WRITE_AGAIN_S)
         ready, _, _ = select.select(watched, [], [], max(0.0, min(due) - now) if due else None)
         if self.wakeup in ready and signal.SIGTERM in os.read(self.wakeup, 4096):
             self.stopping = True
@@ -187,7 +194,7 @@ class Keeper:
             changed = self.reap(now)
             before = [child.pid for child in self.children]
             self.start_due(now)
-            if changed or before != [child.pid for child in self.children]:
+            if changed or self.unwritten or before != [child.pid for child in self.children]:
                 self.write("running")
             self.wait(now)
         if self.stopping:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ import pytest
 from ftctl.lab import keeper
 from ftctl.lab.layout import LabOptions
 from ftctl.lab.locks import LabBusy, locked
-from ftctl.lab.manifest import Manifest, ProcessSpec
+from ftctl.lab.manifest import KeeperState, Manifest, ProcessSpec, load, save
 from ftctl.lab.paths import LabPaths
 
 DEADLINE_S = 10.0
@@ -42,6 +44,37 @@ def test_a_full_disk_under_its_log_does_not_end_the_keeper(tmp_path: Path, monke
         monkeypatch.undo()
         assert child.start_at is not None, "it is to be started again"
         os.dup2(os.open(os.devnull, os.O_WRONLY), full)  # what is still in the buffer goes nowhere
+
+
+def test_what_could_not_be_written_on_a_full_disk_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = a_keeper(LabPaths(tmp_path))
+    kept.announced = True
+    readable, writable = os.pipe()
+    attempts = 0
+
+    def full_twice(path: Path, value: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        save(path, value)
+        os.write(writable, bytes([signal.SIGTERM]))  # as the handler of signals does: lab down
+
+    def no_process(_uuid: str, _grace_s: float) -> None:
+        pass
+
+    kept.wakeup, kept.stdin_open = readable, False
+    monkeypatch.setattr(keeper, "WRITE_AGAIN_S", 0.01)
+    monkeypatch.setattr(keeper, "save", full_twice)
+    monkeypatch.setattr(keeper, "end_all", no_process)
+    kept.run()
+    os.close(readable)
+    os.close(writable)
+    assert attempts >= 3
+    assert not kept.unwritten
+    assert load(kept.paths.keeper_state, KeeperState).pid == os.getpid()
 
 
 def test_a_lab_whose_maker_was_killed_leaves_no_lock_behind(tmp_path: Path) -> None:
