@@ -43,6 +43,7 @@ COMMANDS: dict[str, Lazy] = {
     "wait": Lazy("ftctl.commands.wait", "Wait until something has reached a state."),
     "coordinator": Lazy("ftctl.commands.coordinator", "Look at the coordinator, or settle a job that lost its record."),
     "lab": Lazy("ftctl.commands.lab", "A whole cluster on this machine, from network namespaces."),
+    "env": Lazy("ftctl.commands.env", "Print the environment that a training framework needs."),
     "doctor": Lazy("ftctl.commands.doctor", "Say what this machine can and cannot do."),
     "version": Lazy("ftctl.commands.version", "Print the version."),
 }

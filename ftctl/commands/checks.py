@@ -46,6 +46,7 @@ def run_all() -> Iterator[Check]:
         _native_core,
         _compiler,
         _torch,
+        _nccl,
         _namespaces,
         _nvml,
     )
@@ -202,6 +203,37 @@ def _torch() -> Iterator[Check]:
         return
     have, wrong = _unmet("torch>=2.6")
     yield Check("torch", "warn" if wrong else "ok", wrong or have, "pip install --upgrade torch" if wrong else "")
+
+
+def _nccl() -> Iterator[Check]:
+    """Which interface of our plugin the installed NCCL would load; nothing is loaded to find out."""
+    from ftar_core import ncclenv
+    from ftar_core.errors import NativeMissing
+
+    if sys.platform != "linux":
+        return
+    try:
+        plugin = str(ncclenv.plugin_path())
+    except NativeMissing as error:
+        yield Check("NCCL plugin", "warn", str(error), error.hint)
+        return
+    found = ncclenv.find_nccl()
+    if found is None:
+        yield Check("NCCL plugin", "ok", f"{plugin}; no NCCL here to load it (needed where GPUs train)")
+    elif found.abi is None:
+        why = f"NCCL {found.version_text} ({found.path}) is too old for it: 2.20 or later is needed"
+        yield Check("NCCL plugin", "warn", why, "pip install --upgrade nvidia-nccl-cu12")
+    else:
+        text = f"NCCL {found.version_text} ({found.path}) loads ncclNetPlugin_v{found.abi} of {plugin}"
+        newer = "; this NCCL is newer than those that were tried" if found.newer_than_known else ""
+        yield Check("NCCL plugin", "warn" if newer else "ok", text + newer)
+    if ports := ncclenv.active_rdma_ports():
+        yield Check(
+            "RDMA",
+            "warn",
+            f"{ncclenv.ports_in_words(ports)}; the plugin carries sockets only",
+            "ftctl env nccl --allow-sockets   (if that is wanted)",
+        )
 
 
 def _namespaces() -> Iterator[Check]:

@@ -42,8 +42,9 @@ void Comm::link_moved(LinkEnd& link, int slot, const std::string& reason) {
   if (link.resumes() > 0) core_.log(kLogInfo, describe(slot) + ": carries the data: " + reason);
 }
 
-void Comm::link_unreachable(LinkEnd&, const std::string& reason) {
-  core_.log(kLogWarn, describe(0) + ": " + reason + "; the connection is given up (FTAR_NET_TIMEOUT_S)");
+void Comm::link_unreachable(LinkEnd& link, const std::string& reason) {
+  const char* hint = link.ready() ? "" : "; it was never made: is the peer alive, is there a route, and have both the same FTAR_TOKEN_FILE?";
+  core_.log(kLogWarn, describe(0) + ": " + reason + "; the connection is given up (FTAR_NET_TIMEOUT_S)" + hint);
   fail(kRemoteError, "could not be reached: " + reason);
 }
 

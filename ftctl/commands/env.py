@@ -1,0 +1,78 @@
+"""`ftctl env nccl`: the environment that makes NCCL use links that survive the loss of a rail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftctl.context import current
+from ftctl.exit_codes import ExitCode
+from ftctl.options import OutputOption, plain_group
+
+app = plain_group("Print the environment that a training framework needs.")
+
+
+@app.command()
+def nccl(
+    *,
+    rails: Annotated[
+        str | None,
+        typer.Option(metavar="RAIL,...", help="The NICs that carry data [default: all but loopback and management]."),
+    ] = None,
+    backup: Annotated[
+        str | None,
+        typer.Option(metavar="RAIL=BACKUP,...", help="Who takes over from whom, or none [default: the nearest NIC]."),
+    ] = None,
+    give_up_after: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long all rails may be dead before NCCL gets an error [default: 30]."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The job's token [default: a secret in each connection's handle]."),
+    ] = None,
+    allow_sockets: Annotated[
+        bool, typer.Option("--allow-sockets", help="Use sockets although an RDMA port is active.")
+    ] = False,
+    output: OutputOption = None,
+) -> ExitCode | None:
+    """Print export lines for NCCL's plugin: eval "$(ftctl env nccl)" before the training starts.
+
+    Refused where NCCL would use another network in silence, and where an RDMA port is active without --allow-sockets.
+    """
+    import shlex
+
+    from ftar_core import ncclenv
+    from ftar_core.errors import FtarError
+    from ftctl.config import output_only
+    from ftctl.errors import CliError, UsageProblem
+    from ftctl.render import document
+
+    world = current()
+    form = output_only(world, output)
+    try:
+        plugin = ncclenv.plugin_path()
+    except FtarError as error:
+        raise CliError("the NCCL plugin", str(error), error.hint) from None
+    try:
+        variables = ncclenv.environment(
+            plugin=plugin,
+            current=world.environ,
+            rails=rails,
+            backup=backup,
+            timeout_s=give_up_after,
+            token_file=world.cwd / token_file if token_file else None,
+            allow_sockets=allow_sockets,
+            infiniband=ncclenv.INFINIBAND,
+        )
+    except FtarError as error:
+        raise UsageProblem("", str(error), error.hint) from None
+    if form.for_machines:
+        document.emit(world, form, {"schema": document.SCHEMA, "env": dict(variables)})
+    else:
+        for name, value in variables.items():
+            world.out(f"export {name}={shlex.quote(value)}")
+    world.say(f"note: {ncclenv.BOOTSTRAP_NOTE}")
+    return ExitCode.OK
