@@ -31,8 +31,9 @@ BOOTSTRAP_NOTE = (
 )
 # Predicted from one TCP stream between two processes on a 2-core machine: 1.6 to 1.8 GB/s.
 SOCKETS_COST = (
-    "this plugin carries sockets, so the CPU would copy every byte at both ends, GPU memory would pass through the"
-    " host and a connection would reach what a core copies (1.6 to 1.8 GB/s measured on a small machine), not the port's rate"
+    "this plugin carries sockets, so the CPU would copy every byte at both ends, GPU memory would pass through"
+    " the host and a connection would reach what a core copies (1.6 to 1.8 GB/s measured on a small machine),"
+    " not the port's rate"
 )
 OFF = {"", "0"}
 # NCCL (from, before) version -> the newest interface of ours that it looks for. NVIDIA's sources of 2.20 to 2.32.
