@@ -9,8 +9,9 @@ def main() -> int:
     """Run sys.argv. Importing the command line takes some 50 ms, in which Ctrl-C must not end in a traceback either."""
     try:
         from ftctl.app import main as run
+        from ftctl.context import World
 
-        return run()
+        return run(world=World(whole_process=True))
     except KeyboardInterrupt:
         return 130
 

@@ -60,7 +60,8 @@ async def _sleep(seconds: float) -> None:
 
 @dataclass
 class World:
-    """`transport(url)` replaces the network in tests: it returns the httpx transport for an agent's URL, or None."""
+    """`transport(url)` replaces the network in tests: it returns the httpx transport for an agent's URL, or None.
+    `whole_process`: this command line is all that the process is for, so that it may ignore signals until its end."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     stdin: TextIO = field(default_factory=lambda: sys.stdin)
@@ -73,6 +74,7 @@ class World:
     unix_time: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = _sleep
+    whole_process: bool = False
 
     def out(self, text: str = "") -> None:
         """Data, to stdout."""

@@ -33,15 +33,30 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupt:
     """Set by Ctrl-C (or SIGTERM, SIGHUP) while `deferred` holds it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole_process: bool) -> None:
         self.set = False
+        self.over = False
+        self._whole_process = whole_process
+
+    async def closed(self) -> bool:
+        """True if a signal came so far. If none did, those that come later are too late: they are ignored until the
+        process ends, since an exit code of 130 with a fault in force would be a lie."""
+        if self._whole_process:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        for _ in range(2):  # a signal that came just before is noted by the loop in one of its next turns
+            await asyncio.sleep(0)
+        if self._whole_process:
+            self.over = not self.set
+            if self.set:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        return self.set
 
 
 @contextmanager
 def deferred(on_first: str, agents: Agents) -> Iterator[Interrupt]:
     """Within it, Ctrl-C is only noted (and `on_first` said); the block looks at `.set` at its end."""
     loop = asyncio.get_running_loop()
-    interrupt = Interrupt()
+    interrupt = Interrupt(whole_process=agents.world.whole_process)
 
     def note() -> None:
         if not interrupt.set:
@@ -62,6 +77,8 @@ def deferred(on_first: str, agents: Agents) -> Iterator[Interrupt]:
     finally:
         for number in taken:
             loop.remove_signal_handler(number)
+            if interrupt.over:
+                signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass

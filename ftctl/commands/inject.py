@@ -145,7 +145,7 @@ def _inject(
             outcome = await injection.inject(agents, requests)
             if not interrupt.set:
                 _show(cluster, outcome, dry_run)
-            if interrupt.set and not dry_run:
+            if await interrupt.closed() and not dry_run:
                 return await _undo(agents, outcome)
         return outcome.code()
 

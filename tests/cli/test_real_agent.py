@@ -200,7 +200,7 @@ def test_over_tls_with_the_right_and_the_wrong_authority(
 def test_ctrl_c_at_any_moment_leaves_nothing_behind(run: Run, agent: RealAgent) -> None:
     """Signals at different moments: before, while and after the request is sent."""
     env = {**os.environ, "FTCTL_INVENTORY": str(agent.folder / "unix.yaml")}
-    for delay_s in (0.1, 0.3, 0.5, 0.7, 0.9):
+    for delay_s in (0.1, 0.3, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9):
         child = subprocess.Popen(
             [sys.executable, "-m", "ftctl", "inject", "noop", "--node", "node0", "--duration", "60s"],
             stdout=subprocess.PIPE,
