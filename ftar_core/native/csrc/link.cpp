@@ -1,6 +1,8 @@
 // What both ends of a link share. See link.h; the sender is link_send.cpp, the receiver link_recv.cpp.
 #include "link.h"
 
+#include <sys/epoll.h>
+
 #include <algorithm>
 
 namespace ftar {
@@ -281,6 +283,10 @@ void LinkEnd::check_ready(double now) {
     ready_ = true;
     owner_.link_ready(*this);
   }
+}
+
+void LinkEnd::progress() {
+  if (Conn* c = open_conn(active_)) c->on_event(EPOLLIN | EPOLLOUT);
 }
 
 void LinkEnd::tick(double now) {

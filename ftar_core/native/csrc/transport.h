@@ -31,6 +31,12 @@ class FairMutex {
     data_.lock();
     next_.unlock();
   }
+  bool try_lock() {
+    if (!next_.try_lock()) return false;  // somebody waits: it is their turn
+    const bool taken = data_.try_lock();
+    next_.unlock();
+    return taken;
+  }
   void unlock() { data_.unlock(); }
 
  private:

@@ -61,6 +61,9 @@ class Session:
                 if s.comm == q["comm"]:
                     s.buffers = []  # gone at once, as NCCL's would be
             return None
+        if do == "forget":
+            self.streams.clear()
+            return None
         if do == "finalize":
             self.plugin.close()
             return None

@@ -130,6 +130,25 @@ def test_connections_end_in_good_order_while_cables_are_pulled(net: Net, seed: i
             net.link(node, rail, "up")
 
 
+def test_the_receiver_closes_and_its_last_acknowledgement_is_lost(net: Net) -> None:
+    """Frames from the receiver vanish on the rail that carries the data. The message comes, its acknowledgement does not
+    leave, and the receiver closes at once: its goodbye over the other rail has to say that all is complete."""
+    with Rig(net) as rig:
+        for _ in range(3):
+            comms = rig.connect(0, 1)
+            rig.stream(0, 1, comms, [1000], count=5)
+            rig.until(lambda: all(s["done"] == 5 for s in rig.states()), "the connection is in use")
+            net.lose_silently(1, 0, to=0)
+            rig.stream(0, 1, comms, [1000], count=1)
+            rig.until(lambda: rig.peers[1].ask("state")[-1]["done"] == 1, "received")
+            rig.peers[1].ask("close", kind="receive", comm=comms[1])
+            rig.until(lambda: rig.states()[len(rig.peers[0].ask("state")) - 1]["done"] == 1, "complete at the sender")
+            rig.peers[0].ask("close", kind="send", comm=comms[0])
+            net.lose_no_more(1, 0, to=0)
+            for peer in rig.peers:
+                peer.ask("forget")
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_anything_pulled_at_any_time_costs_no_byte(seed: int) -> None:
     dice = random.Random(seed)

@@ -63,6 +63,17 @@ Result guarded(LogFunction log, Action&& action) {
   }
 }
 
+// For calls on a connection.
+template <typename Action>
+Result guarded_by(Comm& comm, Action&& action) {
+  try {
+    return action();
+  } catch (const std::exception& e) {
+    comm.core().log(kLogWarn, e.what());
+    return kSystemError;
+  }
+}
+
 template <typename Action>
 Result with_core(Action&& action) {
   Process& p = process();
@@ -197,9 +208,11 @@ Result isend(void* comm, void* data, uint64_t bytes, void** request) {
   auto& c = static_cast<SendComm&>(*static_cast<Comm*>(comm));
   if (c.error() != kSuccess) return c.error();
   if (bytes > kMaxBytes) return kInvalidArgument;
-  std::lock_guard lock(c.core().transport().mutex());
-  *request = c.send(data, bytes);
-  return kSuccess;
+  return guarded_by(c, [&] {
+    std::lock_guard lock(c.core().transport().mutex());
+    *request = c.send(data, bytes);
+    return kSuccess;
+  });
 }
 
 Result irecv(void* comm, int n, void** data, uint64_t bytes, void** request) {
@@ -207,9 +220,11 @@ Result irecv(void* comm, int n, void** data, uint64_t bytes, void** request) {
   auto& c = static_cast<RecvComm&>(*static_cast<Comm*>(comm));
   if (n != 1) return kInvalidArgument;  // maxRecvs is 1
   if (c.error() != kSuccess) return c.error();
-  std::lock_guard lock(c.core().transport().mutex());
-  *request = c.receive(data[0], bytes);
-  return kSuccess;
+  return guarded_by(c, [&] {
+    std::lock_guard lock(c.core().transport().mutex());
+    *request = c.receive(data[0], bytes);
+    return kSuccess;
+  });
 }
 
 Result iflush(void** request) {
@@ -222,7 +237,14 @@ Result test(void* request, int* done, int* bytes) {
   *done = 0;
   // The error first: a request that was finished before the connection ended is then still seen as finished.
   const Result error = r.comm->error();
-  if (r.state.load(std::memory_order_acquire) != Request::done) return error;
+  if (r.state.load(std::memory_order_acquire) != Request::done) {
+    if (error != kSuccess) return error;
+    const Result moved = guarded_by(*r.comm, [&] {
+      r.comm->progress();
+      return kSuccess;
+    });
+    if (moved != kSuccess || r.state.load(std::memory_order_acquire) != Request::done) return moved;
+  }
   *done = 1;
   if (bytes != nullptr) *bytes = static_cast<int>(std::min<uint64_t>(r.bytes.load(std::memory_order_relaxed), INT_MAX));
   r.state.store(Request::free, std::memory_order_release);

@@ -1,6 +1,8 @@
 // See comm.h.
 #include "comm.h"
 
+#include <mutex>
+
 #include "core.h"
 
 namespace ftar::nccl {
@@ -19,6 +21,11 @@ Request* Comm::take() {
     return &r;
   }
   return nullptr;
+}
+
+void Comm::progress() {
+  const std::unique_lock lock(core_.transport().mutex(), std::try_to_lock);
+  if (lock.owns_lock()) link().progress();
 }
 
 void Comm::fail(Result error, const std::string& reason) {

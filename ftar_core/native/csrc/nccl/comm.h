@@ -38,6 +38,9 @@ class Comm : public LinkOwner {
   Comm& operator=(const Comm&) = delete;
 
   virtual LinkEnd& link() = 0;
+  // Moves bytes in the caller's thread unless another thread is at it: NCCL asks in a loop, and a core that loops without
+  // moving anything is one that the I/O thread does not have.
+  void progress();
   // 0 or the error that every further call gets.
   Result error() const { return error_.load(std::memory_order_acquire); }
   void fail(Result error, const std::string& reason);  // with the lock; closes the link
