@@ -131,8 +131,8 @@ def test_connections_end_in_good_order_while_cables_are_pulled(net: Net, seed: i
 
 
 def test_the_receiver_closes_and_its_last_acknowledgement_is_lost(net: Net) -> None:
-    """Frames from the receiver vanish on the rail that carries the data. The message comes, its acknowledgement does not
-    leave, and the receiver closes at once: its goodbye over the other rail has to say that all is complete."""
+    """Frames from the receiver vanish on the rail that carries the data. The message comes, its acknowledgement never
+    leaves, and the receiver closes at once: its goodbye over the other rail has to say that all is complete."""
     with Rig(net) as rig:
         for _ in range(3):
             comms = rig.connect(0, 1)
