@@ -45,6 +45,7 @@ FABRIC = "fabric"
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 5.0
 HEALTHY_S = 10.0
+LOCK_S = 60.0  # for whoever else is making or removing the lab
 WRITE_AGAIN_S = 1.0  # between attempts to write keeper.json on a full disk
 
 
@@ -202,11 +203,22 @@ class Keeper:
             end_all(self.manifest.uuid, teardown.GRACE_S)
         else:
             _say("ftctl lab up ended before the lab was complete: taking it down")
-            with (
-                suppress(LabBusy),
-                locked(self.paths),
-            ):  # busy: a `lab down` is at it, and ends this process too
-                teardown.take_down(self.paths)
+            self._take_down()
+
+    def _take_down(self) -> None:
+        """The lock may still be the dying `lab up`'s: its files close one after the other, and the pipe may be first.
+        Busy for longer: a `lab down` is at it, and ends this process too."""
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                with locked(self.paths):
+                    teardown.take_down(self.paths)
+                return
+            except LabBusy as error:
+                if time.monotonic() > deadline:
+                    _say(f"not taken down: {error}")
+                    return
+                time.sleep(0.02)
 
 
 def _say(text: str) -> None:

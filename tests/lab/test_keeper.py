@@ -99,3 +99,26 @@ def test_a_lab_whose_maker_was_killed_leaves_no_lock_behind(tmp_path: Path) -> N
     kept.announced, kept.stdin_open = False, False
     kept.run()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_keeper_waits_for_the_lock_of_a_lab_up_that_is_dying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel closes a killed process's files one after the other: the pipe may tell before the lock is free."""
+    paths = LabPaths(tmp_path / "lab")
+    kept = a_keeper(paths)
+    kept.announced, kept.stdin_open = False, False
+    taken_down: list[LabPaths] = []
+    monkeypatch.setattr(keeper.teardown, "take_down", taken_down.append)
+    script = "import sys, time\nfrom pathlib import Path\nfrom ftctl.lab.locks import locked\n"
+    script += "from ftctl.lab.paths import LabPaths\nwith locked(LabPaths(Path(sys.argv[1]))):\n"
+    script += "    print('held', flush=True)\n    time.sleep(0.3)\n"
+    dying = subprocess.Popen([sys.executable, "-c", script, str(paths.root)], stdout=subprocess.PIPE, text=True)
+    assert dying.stdout is not None
+    assert dying.stdout.readline() == "held\n"
+    with pytest.raises(LabBusy), locked(paths):
+        pass
+    kept.run()
+    dying.stdout.close()
+    assert dying.wait(DEADLINE_S) == 0
+    assert taken_down == [paths]
