@@ -19,7 +19,7 @@ from ftar_core.wire.messages import JobView, OpReply
 from ftar_core.wire.operator import OperatorClient
 from ftar_core.wire.tokens import read_token
 
-TIMEOUT_S = 4.0  # below the deadline of the client that asked us
+TIMEOUT_S = 2.5  # below the 3 s that ftctl gives an agent, so that the sentence about the coordinator arrives
 CONNECTIONS = 16
 READS = ("status", "events")
 # OpReply.code -> code of the published contract
@@ -148,7 +148,12 @@ def _in_words(error: Exception, where: str, *, changes: bool) -> ApiProblem:
     if isinstance(error, WireError):
         return ApiProblem("coordinator", where, f"what answers there is no coordinator: {error}", hint)
     if isinstance(error, ConnectionRefusedError):
-        return ApiProblem("coordinator", where, "nobody listens there: the coordinator is not running", hint)
+        return ApiProblem(
+            "coordinator",
+            where,
+            "nobody listens there: the coordinator is not running",
+            "start ftar-coordinator again; its log says why it ended",
+        )
     if isinstance(error, TimeoutError):
         return ApiProblem("coordinator", where, f"no answer in time{perhaps}", hint)
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

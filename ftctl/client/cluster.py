@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agents.api.models import FaultView, JobState, NodeView
+from ftar_core.wire.exits import RankExit
 from ftctl.client.agent import AgentClient, open_http, tls_context
 from ftctl.config import Flags, Inventory, load
 from ftctl.context import World
@@ -55,6 +56,17 @@ class Snapshot:
 
     def unreachable(self) -> list[str]:
         return [node.name for node in self.nodes if isinstance(node.error, AgentUnreachable)]
+
+    def finished(self) -> bool:
+        """The job has ended as it should: nobody answers for it any more, and every replica that the agents supervise
+        ended with the exit code that says so (ftar_core.wire.exits)."""
+        processes = [process for view in self.views() for process in view.processes]
+        return (
+            self.job is None
+            and bool(processes)
+            and not self.unreachable()
+            and all(process.exit_code == RankExit.FINISHED for process in processes)
+        )
 
     def replica_names(self) -> list[str]:
         """Every replica that anybody has heard of: the coordinator, a supervising agent, or a rank's own report."""

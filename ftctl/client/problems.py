@@ -95,7 +95,7 @@ def verdict(problems: list[Problem]) -> ExitCode:
 def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     error = snapshot.job_error
     # Where no agent answers at all, the nodes' own rows say so already.
-    if error is None or (isinstance(error, AgentUnreachable) and not snapshot.views()):
+    if error is None or (isinstance(error, AgentUnreachable) and not snapshot.views()) or snapshot.finished():
         return
     # Agents that answer for themselves but not about the job wait for a coordinator that hangs.
     hangs = isinstance(error, AgentUnreachable)

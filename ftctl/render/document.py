@@ -57,6 +57,9 @@ def status(snapshot: Snapshot, problems: list[Problem]) -> Document:
     }
 
 
+FINISHED = "every replica ended after the last commit, and so did the coordinator"
+
+
 def job(snapshot: Snapshot) -> Document:
     """The coordinator's view; without a coordinator, what the ranks last reported to their agents."""
     state = snapshot.job
@@ -78,8 +81,8 @@ def job(snapshot: Snapshot) -> Document:
     newest = max(_ranks(snapshot), key=lambda rank: (rank.term, rank.epoch, rank.step), default=None)
     return {
         "name": snapshot.job_name,
-        "state": "unknown",
-        "reason": str(snapshot.job_error or ""),
+        "state": "finished" if snapshot.finished() else "unknown",
+        "reason": FINISHED if snapshot.finished() else str(snapshot.job_error or ""),
         "step": newest.step if newest else None,
         "term": newest.term if newest else None,
         "epoch": newest.epoch if newest else None,

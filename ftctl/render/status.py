@@ -83,6 +83,10 @@ def advice(problems: list[Problem]) -> ConsoleRenderable:
 def job_line(snapshot: Snapshot) -> ConsoleRenderable:
     job = snapshot.job
     text = Text(f"job {snapshot.job_name}  ", style="bold")
+    if job is None and snapshot.finished():
+        text.append("finished", style=job_style("finished"))
+        text.append(f"  {document.FINISHED}", style="not bold")
+        return text
     if job is None:
         text.append("unknown", style=BAD)
         text.append(f"  {snapshot.job_error}", style="not bold")

@@ -99,6 +99,21 @@ def test_a_dead_coordinator_still_leaves_what_the_ranks_report(ftctl: Run, clust
     assert [r["name"] for r in document["replicas"]] == ["r0", "r1", "r2"]
 
 
+def test_a_finished_job_is_no_problem(ftctl: Run, cluster: FakeCluster) -> None:
+    cluster.job = None
+    for agent in (cluster[name] for name in ("node0", "node1", "node2")):
+        agent.processes = [
+            p.model_copy(update={"state": "exited", "exit_code": 0, "pid": None}) for p in agent.processes
+        ]
+    result = ftctl("status")
+    assert "job main  finished" in result.out
+    assert "recommended" not in result.out
+    assert result.code == 0
+    assert ftctl("status", "-o", "json").json()["job"]["state"] == "finished"
+    agent.processes = [p.model_copy(update={"exit_code": 75}) for p in agent.processes]
+    assert "job main  unknown" in ftctl("status").out
+
+
 def test_a_stuck_fault_comes_before_everything_else(ftctl: Run, cluster: FakeCluster) -> None:
     ftctl("inject", "link-down", "--node", "node1", "--nic", "rail0")
     agent = cluster["node1"]
