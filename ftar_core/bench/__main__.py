@@ -1,0 +1,24 @@
+"""`python -m ftar_core.bench NAME`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+BENCHES = {"allreduce": "all-reduce over this project's ring, against gloo and against a bare TCP ring"}
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: python -m ftar_core.bench NAME [options]   (NAME --help tells them)\n")
+        print("\n".join(f"  {name:<10} {what}" for name, what in BENCHES.items()))
+        return 0 if argv else 2
+    if argv[0] not in BENCHES:
+        print(f"error: {argv[0]}: no such benchmark\nnext:  python -m ftar_core.bench --help", file=sys.stderr)
+        return 2
+    return int(import_module(f"ftar_core.bench.{argv[0]}").main(argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
