@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
+NAMESPACES = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+    pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip: apt-get install iproute2"),
+]
 WORKER = Path(__file__).with_name("ring_worker.py")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -10,12 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from .net import Net, Ranks, eventually
+from .net import NAMESPACES, Net, Ranks, eventually
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-]
+pytestmark = NAMESPACES
 QUICK = {"hold_down_ms": 20, "hold_down_max_ms": 20, "probe_interval_ms": 10}
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from ..net import Net, ip
+from ..net import NAMESPACES, Net, ip
 from .abi import REMOTE, PluginError
 from .rig import Peer, Rig
 from .streams import MEGA
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-]
+pytestmark = NAMESPACES
 MIXED = [0, 8, 4096, 70_000, MEGA]
 
 
