@@ -219,7 +219,7 @@ void Beat::write(unsigned char* out, std::string_view key) const {
 
 const char* Beat::parse(const unsigned char* in, size_t size, std::string_view key) {
   if (size != kSize || get32(in) != kBeatMagic || in[4] != kWireVersion) return "not a heartbeat of this version";
-  if (in[5] < 1 || in[5] > 3 || in[6] > 1) return "a heartbeat of unknown kind";
+  if (in[5] < 1 || in[5] > 4 || in[6] > 1) return "a heartbeat of unknown kind";
   if (!equal_secret(chars(in + kSize - kMac, kMac), view(hmac_sha256(key, chars(in, kSize - kMac))).substr(0, kMac))) {
     return "a heartbeat that nobody of this job wrote";
   }

@@ -95,7 +95,8 @@ struct Answer {
   const char* parse(std::string_view message, std::string_view key, const Challenge& challenge, const Hello& hello);
 };
 
-enum class BeatKind : uint8_t { ping = 1, pong = 2, goodbye = 3 };
+// absent: the answer to a ping on a rail where the receiver has no connection
+enum class BeatKind : uint8_t { ping = 1, pong = 2, goodbye = 3, absent = 4 };
 
 struct Beat {
   static constexpr size_t kSize = 48;

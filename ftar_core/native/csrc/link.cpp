@@ -129,6 +129,7 @@ void LinkEnd::attached(Conn& conn, double now) {
   r.opened = true;
   r.first_ping = pings_ + 1;
   r.next_ping_ms = 0;
+  r.opened_ms = now;
   inquire_at_ms_ = -1;
   closed_reason_.clear();
   health_.connected(conn.slot(), now);
@@ -253,7 +254,25 @@ void LinkEnd::beat(int rail, const Address& from, const Beat& b) {
     return over("said goodbye", (b.flags & kLeftEpoch) != 0);
   }
   // Datagrams alone prove too little: only a rail with a connection is alive, and says so.
-  if (open_conn(slot) == nullptr) return;
+  if (open_conn(slot) == nullptr) {
+    // A sender whose end of the connection outlived ours may never learn it from TCP: our reset was lost while no rail
+    // worked, and it has nothing left to send. Both rails silent, it would take us for stopped, and never dial again.
+    if (!sender_ && b.kind == BeatKind::ping) {
+      Beat absent = b;
+      absent.kind = BeatKind::absent;
+      absent.from_sender = 0;
+      transport_.send_beat(rail, from, absent, key_);
+    }
+    return;
+  }
+  if (b.kind == BeatKind::absent) {
+    const PerRail& r = per_rail_[static_cast<size_t>(slot)];
+    // A connection is open here a moment before it is there: only one that had time to open can be missing.
+    if (!sender_ || b.seq < r.first_ping || now - r.opened_ms < 2.0 * transport_.options().heartbeat_ms) return;
+    drop_conn(slot);
+    health_.closed(slot, "the peer has closed this connection", now);
+    return settle(now);
+  }
   if (b.kind == BeatKind::ping) {
     Beat pong = b;
     pong.kind = BeatKind::pong;

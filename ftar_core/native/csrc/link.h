@@ -132,6 +132,7 @@ class LinkEnd : public ConnUser, public BeatSink {
     Conn* inquiry = nullptr;  // does anybody listen there?
     uint64_t first_ping = 0;  // pings from here on belong to the present connection
     double next_ping_ms = 0;
+    double opened_ms = 0;
     uint64_t bytes_before = 0;
   };
   void ping(int slot, double now_ms);
