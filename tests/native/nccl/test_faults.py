@@ -68,6 +68,30 @@ def test_both_rails_are_down_for_a_while(net: Net) -> None:
             rig.advance(10)
 
 
+def test_a_connection_is_gone_at_the_receiver_only(net: Net) -> None:
+    """The receiver's host loses both rails, so its resets reach nobody, and the sender has nothing to send: to it the
+    peer looks stopped, its own connections look whole. It must be told, or nobody would ever connect again."""
+    with Rig(net, FTAR_NET_TIMEOUT_S="3") as rig:
+        comms = rig.connect(0, 1)
+        rig.stream(0, 1, comms, MIXED, count=20)
+        rig.finish(20)  # idle from here on
+        for rail in (0, 1):
+            net.lose_silently(1, rail, to=0)
+        for rail in (0, 1):
+            net.link(1, rail, "down")
+        rig.until(lambda: said(rig, 1, "no carrier") == 2, "the receiver dropped both connections")
+        for rail in (0, 1):
+            net.link(1, rail, "up")  # which also forgets the false neighbours
+        rig.until(lambda: said(rig, 0, "the peer has closed this connection") == 2, "the sender is told of both")
+        rig.until(lambda: all(said(rig, i, ": UP: ") > 2 for i in (0, 1)), "connected again")
+        rig.stream(0, 1, comms, MIXED, count=20)
+        rig.finish(20)
+
+
+def said(rig: Rig, peer: int, words: str) -> int:
+    return sum(words in line for line in rig.peers[peer].ask("log"))
+
+
 def test_all_rails_gone_for_good_is_a_remote_error_at_both_ends(net: Net) -> None:
     with Rig(net, FTAR_NET_TIMEOUT_S="1.5") as rig:
         all_pairs(rig, MIXED)
