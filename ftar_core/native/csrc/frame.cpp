@@ -188,7 +188,7 @@ std::string Answer::write(std::string_view key, const Challenge& challenge, cons
 size_t Answer::reason_length(const unsigned char* prefix, const char** error) {
   const size_t length = get16(prefix + 6);
   *error = get32(prefix) != kAnswerMagic ? "the other side's answer is not one"
-           : prefix[4] > 2               ? "an answer of unknown kind"
+           : prefix[4] > 3               ? "an answer of unknown kind"
            : length > kMaxReason         ? "an answer of impossible length"
                                          : nullptr;
   return *error == nullptr ? length : 0;

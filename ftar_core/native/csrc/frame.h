@@ -4,7 +4,7 @@
 //
 //     acceptor -> Challenge(nonce)
 //     dialler  -> Hello(epoch, names, incarnations, rail, nonce, proof of both)
-//     acceptor -> Answer(parked | welcome | refused, proof)          parked may come before one of the others
+//     acceptor -> Answer(parked | welcome | refused | over, proof)   parked may come before one of the others
 //
 // and then carries frames: a header of 64 bytes and `length` bytes of payload. Every frame has the link's tag (a hash
 // of epoch, both names and both incarnations) and the generation, which rises with every change of rail; a frame of
@@ -83,7 +83,8 @@ struct Hello {
   const char* parse(std::string_view body, std::string_view key, const Challenge& challenge);
 };
 
-enum class AnswerCode : uint8_t { welcome = 0, parked = 1, refused = 2 };
+// over: no other rail and no later attempt will do better
+enum class AnswerCode : uint8_t { welcome = 0, parked = 1, refused = 2, over = 3 };
 
 struct Answer {
   static constexpr size_t kPrefix = 40;  // magic, code, length of the reason, proof

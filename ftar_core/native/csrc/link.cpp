@@ -8,6 +8,8 @@
 namespace ftar {
 
 namespace {
+constexpr int kRefusals = 5;
+
 Hello hello_of(const LinkName& name) {
   Hello h;
   h.epoch = name.epoch;
@@ -127,6 +129,7 @@ void LinkEnd::attached(Conn& conn, double now) {
   const auto i = static_cast<size_t>(conn.slot());
   PerRail& r = per_rail_[i];
   r.opened = true;
+  r.refusals = 0;
   r.first_ping = pings_ + 1;
   r.next_ping_ms = 0;
   r.opened_ms = now;
@@ -155,6 +158,12 @@ void LinkEnd::conn_closed(Conn& conn, const std::string& reason, ConnEnd end) {
   if (end == ConnEnd::refused && first_up_ms_ >= 0 && !any_open()) {
     return over("closed all its connections (" + (closed_reason_.empty() ? reason : closed_reason_) + ")", false);
   }
+  // With a connection left, the goodbye on that one says more: how many messages are complete.
+  if (end == ConnEnd::over && !any_open()) return over(reason, true);
+  r.refusals = end == ConnEnd::refused ? r.refusals + 1 : 0;
+  if (first_up_ms_ < 0 && nobody_listens()) {
+    return over("is gone: nobody listens there any more (" + std::to_string(kRefusals) + " attempts were refused on every rail)", false);
+  }
   if (inquiry || conns_[i] != &conn) return;
   const bool was_open = r.opened;
   drop_conn(conn.slot());
@@ -173,6 +182,16 @@ void LinkEnd::conn_closed(Conn& conn, const std::string& reason, ConnEnd end) {
 
 bool LinkEnd::any_open() const {
   return std::any_of(conns_.begin(), conns_.end(), [](const Conn* c) { return c != nullptr && c->is_open(); });
+}
+
+bool LinkEnd::nobody_listens() const {
+  bool any = false;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    const bool carrier = transport_.ports()[static_cast<size_t>(rails_[i].local)].carrier;
+    if (carrier && per_rail_[i].refusals < kRefusals) return false;
+    any = any || carrier;
+  }
+  return any;
 }
 
 void LinkEnd::inquire(double now) {

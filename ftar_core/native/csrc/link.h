@@ -16,6 +16,7 @@
 // The end of the peer's process: its kernel closes every connection. But a kernel also resets what its process closed
 // itself while no rail worked, so that alone is no proof; then this end asks, over every rail, whether anybody listens.
 // "Refused" is proof, an answer is the contrary, and silence is the network's: that is reported as unreachable.
+// A link that was never made asks for more: a firewall may refuse too, so every rail has to, several times in a row.
 //
 // Users: the ring (ring.h), and whatever else needs such a channel: a sender gives messages in order, a receiver gives
 // places by what the message is. A posting-order API (isend, irecv, test) is a queue of places on top of this.
@@ -134,12 +135,14 @@ class LinkEnd : public ConnUser, public BeatSink {
     double next_ping_ms = 0;
     double opened_ms = 0;
     uint64_t bytes_before = 0;
+    int refusals = 0;  // attempts in a row at which nobody listened there
   };
   void ping(int slot, double now_ms);
   void check_ready(double now_ms);
   void inquire(double now_ms);
   void drop_inquiries();
   bool any_open() const;
+  bool nobody_listens() const;
 
   std::vector<PerRail> per_rail_;
   uint64_t pings_ = 0;

@@ -203,6 +203,7 @@ bool Conn::consume_handshake() {
     if ((error = answer.parse(text, key_, challenge_, hello_)) != nullptr) return fail(error, ConnEnd::here), false;
     begin_ += text.size();
     if (answer.code == AnswerCode::refused) return fail("refused: " + answer.reason, ConnEnd::here), false;
+    if (answer.code == AnswerCode::over) return fail("refused: " + answer.reason, ConnEnd::over), false;
     if (answer.code == AnswerCode::parked) {
       parked_by_peer_ = true;
       later(2 * kParkMs);
@@ -289,8 +290,8 @@ void Conn::tell_parked() {
   flush();
 }
 
-void Conn::refuse(const std::string& reason) {
-  out_.append(Answer{AnswerCode::refused, reason}.write(key_, challenge_, hello_));
+void Conn::refuse(const std::string& reason, bool over) {
+  out_.append(Answer{over ? AnswerCode::over : AnswerCode::refused, reason}.write(key_, challenge_, hello_));
   close(true);
 }
 

@@ -30,6 +30,7 @@ enum class ConnEnd {
   here,      // we ended it, or the network did
   peer,      // end of stream or reset: by the peer, or by its kernel for a connection that it does not know any more
   refused,   // nobody listens there: the peer's process has ended
+  over,      // the peer proved who it is and knows that this link is over
   answered,  // it was only to find out whether somebody answers, and somebody does
 };
 
@@ -71,7 +72,8 @@ class Conn {
 
   void on_event(uint32_t epoll_events);
   void admit(ConnUser* user, int slot);       // parked -> open
-  void refuse(const std::string& reason);     // parked -> closed
+  // parked -> closed. over: no other rail and no later attempt will do better.
+  void refuse(const std::string& reason, bool over = false);
   void tell_parked();
   void send_control(FrameHeader header, std::string_view text = {});
   void flush();         // send what can be sent; pulls data frames

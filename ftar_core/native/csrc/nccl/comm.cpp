@@ -55,9 +55,9 @@ void Comm::link_unreachable(LinkEnd& link, const std::string& reason) {
   fail(kRemoteError, "could not be reached: " + reason);
 }
 
-void Comm::link_over(LinkEnd&, const std::string& reason, bool left) {
+void Comm::link_over(LinkEnd& link, const std::string& reason, bool left) {
   // A peer that closes in good order is no news: NCCL knows what it does. Whoever still waits gets the error.
-  core_.log(left ? kLogInfo : kLogWarn, describe(0) + ": the peer " + reason);
+  core_.log(left && link.ready() ? kLogInfo : kLogWarn, describe(0) + ": the peer " + reason);
   error_.store(kRemoteError, std::memory_order_release);
 }
 

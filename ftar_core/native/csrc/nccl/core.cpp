@@ -178,17 +178,17 @@ void Core::on_proven(Conn& conn) {
   RecvComm* comm = nullptr;
   size_t slot = 0;
   std::vector<int> positions;
-  if (!parse_slots(hello.rail, kMaxHandleRails, &slot, &positions)) return conn.refuse("a malformed list of rails");
+  if (!parse_slots(hello.rail, kMaxHandleRails, &slot, &positions)) return conn.refuse("a malformed list of rails", true);
   if (const auto it = receivers_.find(tag); it != receivers_.end()) {
     comm = it->second;
   } else {
     const auto listener = listeners_.find(hello.epoch);
-    if (listener == listeners_.end()) return conn.refuse("nobody listens for this handle any more");
+    if (listener == listeners_.end()) return conn.refuse("nobody listens for this handle any more", true);
     Listener& l = *listener->second;
-    if (l.seen.contains(tag)) return conn.refuse("this connection is over here");
+    if (l.seen.contains(tag)) return conn.refuse("this connection is over here", true);
     if (l.arriving.size() >= kMaxArriving || l.seen.size() >= kMaxSeen) return conn.refuse("too many connections for one handle");
     for (const int p : positions) {
-      if (static_cast<size_t>(p) >= l.rails.size()) return conn.refuse("a rail that the handle does not have");
+      if (static_cast<size_t>(p) >= l.rails.size()) return conn.refuse("a rail that the handle does not have", true);
     }
     comm = arrive(l, hello, tag, positions);
   }
