@@ -80,6 +80,18 @@ class Stream:
             self.submit()
 
 
+def forked(engine: Engine) -> int:
+    """A child like the worker of a data loader, that takes apart what it inherited and lives on."""
+    if pid := os.fork():
+        return pid
+    engine.close()
+    try:
+        engine.abort()
+    except ValueError:
+        time.sleep(600)
+    os._exit(0)
+
+
 def main() -> None:
     name, incarnation, rails = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     settings = json.loads(sys.argv[4])
@@ -110,6 +122,8 @@ def main() -> None:
                 say(engine.links())
             elif question["ask"] == "events":
                 say([e for e in events if e["type"] != "reduced"])
+            elif question["ask"] == "fork":
+                say({"pid": forked(engine)})
             elif question["ask"] == "stop-at":
                 stream.target = question["step"]
                 say({})

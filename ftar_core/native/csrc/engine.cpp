@@ -42,8 +42,17 @@ Engine::Engine(const std::string& job, const std::string& token, std::string nam
 }
 
 Engine::~Engine() {
+  if (transport_.forked()) {
+    for (auto& [epoch, ring] : rings_) static_cast<void>(ring.release());
+  }
   close();
   if (event_fd_ >= 0) ::close(event_fd_);
+}
+
+std::unique_lock<FairMutex> Engine::locked() {
+  // Whoever held the lock when the child was made is not there to give it back.
+  if (transport_.forked()) throw std::invalid_argument("the engine belongs to the process that this one was forked from");
+  return std::unique_lock(transport_.mutex());
 }
 
 void Engine::check_open() const {
@@ -57,7 +66,7 @@ std::vector<Member::Endpoint> Engine::endpoints() const {
 }
 
 void Engine::set_incarnation(uint64_t incarnation) {
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = locked();
   incarnation_ = incarnation;
 }
 
@@ -82,7 +91,7 @@ std::vector<Event> Engine::events() {
 
 void Engine::prepare(const std::string& epoch, std::vector<Member> members, int me) {
   check_epoch(epoch);
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = locked();
   check_open();
   if (rings_.contains(epoch)) return;
   if (rings_.size() >= kMaxPrepared) throw std::invalid_argument("16 epochs are prepared already: discard some");
@@ -129,7 +138,7 @@ void Engine::end(const std::string& epoch, const std::string& reason) {
 
 void Engine::activate(const std::string& epoch) {
   check_epoch(epoch);
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = locked();
   check_open();
   auto it = rings_.find(epoch);
   if (it == rings_.end()) throw std::invalid_argument("this epoch was never prepared here, or it is over");
@@ -141,7 +150,7 @@ void Engine::activate(const std::string& epoch) {
 
 void Engine::discard(const std::string& epoch) {
   check_epoch(epoch);
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = locked();
   if (closed_) return;
   if (rings_.contains(epoch)) {
     end(epoch, "the epoch was discarded");
@@ -151,14 +160,14 @@ void Engine::discard(const std::string& epoch) {
 }
 
 void Engine::abort() {
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = locked();
   if (!closed_ && !active_.empty()) end(std::string(active_), "aborted the epoch");
 }
 
 void Engine::submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count,
                     DType dtype) {
   check_epoch(epoch);
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = locked();
   check_open();
   if (epoch != active_) return;
   Ring& ring = *rings_.at(epoch);
@@ -170,7 +179,7 @@ void Engine::submit(const std::string& epoch, uint64_t step, uint32_t bucket, co
 }
 
 std::vector<LinkStat> Engine::links() {
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = locked();
   std::vector<LinkStat> out;
   const double now = Transport::now_ms();
   // The active epoch first, then those being prepared.
@@ -184,6 +193,7 @@ std::vector<LinkStat> Engine::links() {
 }
 
 void Engine::close() {
+  if (transport_.forked()) return;
   {
     std::lock_guard lock(transport_.mutex());
     if (closed_) return;

@@ -40,6 +40,7 @@ class Engine final : public EventSink {
   void emit(Event event) override;
 
  private:
+  std::unique_lock<FairMutex> locked();
   void check_open() const;  // with the lock
   void on_proven(Conn& conn);
   double on_tick(double now_ms);

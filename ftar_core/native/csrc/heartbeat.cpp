@@ -63,12 +63,20 @@ void Heartbeat::check(const Target& target) {
 
 Heartbeat::Heartbeat(std::string host, int port, std::string cookie, int rank, int interval_ms)
     : target_{std::move(host), port, std::move(cookie), interval_ms}, rank_(static_cast<uint16_t>(rank)) {
+  watch_forks();
   check(target_);
   if (rank < 0 || rank > 65535) throw std::invalid_argument("heartbeat: the rank is not in 0..65535");
   thread_ = std::thread([this] { run(); });
 }
 
-Heartbeat::~Heartbeat() { stop(); }
+Heartbeat::~Heartbeat() {
+  if (fork_generation() == generation_) {
+    stop();
+  } else {
+    if (thread_.joinable()) abandon(thread_);
+    static_cast<void>(wake_.release());  // its end would wait for the thread to have left it
+  }
+}
 
 void Heartbeat::progress(int phase, uint64_t step, uint32_t produced, uint32_t reduced) {
   if (phase < 0 || phase > 255) throw std::invalid_argument("heartbeat: the phase is not in 0..255");
@@ -85,14 +93,14 @@ void Heartbeat::retarget(std::string host, int port, std::string cookie, int int
   std::lock_guard lock(mutex_);
   target_ = std::move(next);
   ++target_version_;
-  wake_.notify_all();
+  wake_->notify_all();
 }
 
 void Heartbeat::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
-    wake_.notify_all();
+    wake_->notify_all();
   }
   std::lock_guard joining(join_mutex_);
   if (thread_.joinable()) thread_.join();
@@ -132,7 +140,7 @@ void Heartbeat::run() {
       const ssize_t n = ::sendto(to.fd, d, sizeof d, MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&to.address), to.length);
       failing = n < 0;
     }
-    wake_.wait_until(lock, now + std::chrono::milliseconds(target.interval_ms),
+    wake_->wait_until(lock, now + std::chrono::milliseconds(target.interval_ms),
                      [&] { return stopping_ || version != target_version_; });
   }
   to.close_socket();

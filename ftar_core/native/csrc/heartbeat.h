@@ -8,9 +8,12 @@
 #pragma once
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+
+#include "forks.h"
 
 namespace ftar {
 
@@ -36,9 +39,10 @@ class Heartbeat {
   static void check(const Target& target);
   void run();
 
+  const uint32_t generation_ = fork_generation();
   std::mutex mutex_;
   std::mutex join_mutex_;
-  std::condition_variable wake_;
+  std::unique_ptr<std::condition_variable> wake_ = std::make_unique<std::condition_variable>();
   Target target_;
   uint64_t target_version_ = 0;
   uint16_t rank_;

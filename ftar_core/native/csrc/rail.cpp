@@ -34,6 +34,7 @@ Conn::Conn(Transport& transport, int fd, int rail, uint64_t id)
   challenge_.write(message);
   out_.assign(reinterpret_cast<const char*>(message), sizeof message);
   transport_.watch(fd_, id_, mask_ = EPOLLIN, true);
+  close_in_children(fd_);
   flush();
 }
 
@@ -53,10 +54,13 @@ Conn::Conn(Transport& transport, int fd, int rail, uint64_t id, Hello hello, con
   later(std::max<double>(kSynMs, transport_.options().probe_interval_ms));
   hello_.nonce = random_bytes(16);
   transport_.watch(fd_, id_, mask_ = EPOLLOUT, true);
+  close_in_children(fd_);
 }
 
 Conn::~Conn() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;
+  keep_in_children(fd_);
+  ::close(fd_);
 }
 
 void Conn::later(double ms) { deadline_ms_ = transport_.now_ms() + ms; }
@@ -86,6 +90,7 @@ void Conn::close(bool polite) {
     ::setsockopt(fd_, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
   }
   stage_ = Stage::closed;
+  keep_in_children(fd_);
   ::close(fd_);  // leaves the epoll set by itself
   fd_ = -1;
   transport_.retire(id_);

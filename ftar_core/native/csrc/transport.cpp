@@ -37,6 +37,7 @@ double Transport::now_ms() {
 
 Transport::Transport(std::string key, const Options& options, const std::vector<RailConfig>& rails)
     : key_(std::move(key)), options_(options) {
+  watch_forks();
   if (rails.empty()) throw std::invalid_argument("no rail given");
   if (rails.size() > kMaxRails) throw std::invalid_argument("more than 64 rails");
   try {
@@ -48,11 +49,13 @@ Transport::Transport(std::string key, const Options& options, const std::vector<
       RailPort port{r, parse_address(r.address, 0, r.device), {}, true, ""};
       port.sockets = open_rail(port.address, r.device, r.name);
       port.address.set_port(port.sockets.port);
+      for (const int fd : {port.sockets.listener, port.sockets.udp}) close_in_children(fd);
       ports_.push_back(port);
     }
     epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
     wake_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (epoll_ < 0 || wake_ < 0) throw std::system_error(errno, std::generic_category(), "epoll");
+    for (const int fd : {epoll_, wake_}) close_in_children(fd);
     watch(wake_, kWakeId, EPOLLIN, true);
     for (size_t i = 0; i < ports_.size(); ++i) {
       watch(ports_[i].sockets.listener, kListenerId + i, EPOLLIN, true);
@@ -65,21 +68,29 @@ Transport::Transport(std::string key, const Options& options, const std::vector<
 }
 
 Transport::~Transport() {
+  if (forked()) {
+    if (thread_.joinable()) abandon(thread_);
+    for (auto& [id, conn] : conns_) static_cast<void>(conn.release());
+    for (auto& conn : retired_) static_cast<void>(conn.release());
+    return;
+  }
   stop();
   close_sockets();
 }
 
 void Transport::close_sockets() {
-  for (RailPort& p : ports_) {
-    for (int* fd : {&p.sockets.listener, &p.sockets.udp}) {
-      if (*fd >= 0) ::close(*fd);
-      *fd = -1;
-    }
-  }
-  for (int* fd : {&epoll_, &wake_}) {
-    if (*fd >= 0) ::close(*fd);
+  const auto end = [](int* fd) {
+    if (*fd < 0) return;
+    keep_in_children(*fd);
+    ::close(*fd);
     *fd = -1;
+  };
+  for (RailPort& p : ports_) {
+    end(&p.sockets.listener);
+    end(&p.sockets.udp);
   }
+  end(&epoll_);
+  end(&wake_);
 }
 
 void Transport::start(std::function<void(Conn&)> on_proven, std::function<double(double)> on_tick) {

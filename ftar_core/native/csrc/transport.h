@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "forks.h"
 #include "frame.h"
 #include "netio.h"
 #include "options.h"
@@ -78,6 +79,7 @@ class Transport {
   void stop();  // joins the I/O thread and closes everything; without the lock held
 
   FairMutex& mutex() { return mutex_; }
+  bool forked() const { return fork_generation() != generation_; }  // in a child: nothing of this can be used
   static double now_ms();
   const Options& options() const { return options_; }
   const std::string& key() const { return key_; }  // what whoever dials us must know
@@ -119,6 +121,7 @@ class Transport {
   bool drop_oldest_stranger();
   void close_sockets();
 
+  const uint32_t generation_ = fork_generation();
   std::string key_;
   Options options_;
   std::vector<RailPort> ports_;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ class Session:
         if do == "forget":
             self.streams.clear()
             return None
+        if do == "fork":
+            return forked()
         if do == "finalize":
             self.plugin.close()
             return None
@@ -72,6 +75,14 @@ class Session:
         if do == "resources":
             return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
         raise ValueError(do)
+
+
+def forked() -> int:
+    """A child that does nothing, like the worker of a data loader."""
+    if pid := os.fork():
+        return pid
+    time.sleep(600)
+    os._exit(0)
 
 
 def main() -> None:

@@ -4,6 +4,8 @@ has the table). Strangers, tokens and settings: test_strangers.py."""
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
 
 from .abi import REMOTE, Plugin
 from .rig import Peer, Rig
@@ -15,6 +17,10 @@ def ended(rig: Rig, peer: int, words: str) -> None:
     warnings = [line for line in rig.peers[peer].ask("log") if line.startswith("2 ")]
     assert any(words in line for line in warnings), warnings
     assert not any("given up" in line for line in warnings), warnings
+
+
+def sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def send_one(peer: Peer, handle: str) -> int:
@@ -63,3 +69,18 @@ def test_a_handle_used_again_after_its_listener_closed(plugin: Plugin) -> None:
         ended(rig, 0, "refused: nobody listens for this handle any more")
         rig.peers[0].ask("close", kind="send", comm=first)
         plugin.close_receive(receive)
+
+
+def test_a_killed_process_whose_child_lives_on_is_found_out_by_its_connections() -> None:
+    """A forked child inherits every descriptor; with the connections in it the peer would see nothing but silence."""
+    with Rig(n=2) as rig:
+        rig.stream(0, 1, rig.connect(0, 1), [1000])
+        rig.advance(5)
+        child = rig.peers[1].ask("fork")
+        try:
+            rig.advance(5)  # the child disturbs nobody
+            rig.peers[1].kill()
+            ended(rig, 0, "closed all its connections")
+            assert sleeps(child)
+        finally:
+            os.kill(child, signal.SIGKILL)

@@ -93,7 +93,7 @@ Result with_core(Action&& action) {
 
 // With the process's mutex.
 void stop_if_unused(Process& p) {
-  if (p.users > 0 || p.core == nullptr || p.core->open() > 0) return;
+  if (p.users > 0 || p.core == nullptr || p.core->open() > 0 || p.core->transport().forked()) return;
   delete p.core;
   p.core = nullptr;
 }
@@ -113,6 +113,7 @@ Result close(Closing* what) {
   Process& p = process();
   std::lock_guard lock(p.mutex);
   if (p.core == nullptr) return kInternalError;
+  if (p.core->transport().forked()) return kSuccess;  // the parent's
   p.core->close(what);
   stop_if_unused(p);
   return kSuccess;
