@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 TORCH_PIP_ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 STAMP := .venv/.ftctl-setup
-NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*) $(wildcard ftar_core/native/csrc/nccl/*)
+NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*) $(wildcard ftar_core/native/csrc/nccl/*) $(wildcard ftar_core/bench/csrc/*)
 
 .PHONY: setup demo test check simulation clean
 .DEFAULT_GOAL := help

@@ -6,7 +6,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-BENCHES = {"allreduce": "all-reduce over this project's ring, against gloo and against a bare TCP ring"}
+BENCHES = {
+    "allreduce": "all-reduce over this project's ring, against gloo and against a bare TCP ring",
+    "p2p": "messages through the NCCL plugin, against a bare socket and against the plugin unprotected",
+}
 
 
 def main(argv: Sequence[str]) -> int:

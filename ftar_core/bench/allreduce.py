@@ -7,57 +7,74 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
-from ftar_core.errors import FtarError
-from ftar_core.native import require
+from ftar_core.bench.nodes import require_drivers
+from ftar_core.bench.report import (
+    BenchError,
+    Column,
+    Report,
+    Row,
+    UsageError,
+    at_least,
+    ended,
+    number,
+    parse_sizes,
+    shown,
+)
 
 SIZES = "1K,16K,64K,1M,16M,64M"
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+LARGEST = 1 << 30
+FP32 = 4
 STALL_S = 300.0  # a rank that says nothing for so long is taken for hung
-
-
-def parse_sizes(text: str) -> list[int]:
-    """ "1K,16M" -> bytes. ValueError names what is wrong."""
-    sizes: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,12})([KMG]?)", part.strip().upper())
-        if match is None:
-            raise ValueError(f"{part!r}: a size such as 64K, 1M or 256M is expected")
-        size = int(match[1]) * _UNITS[match[2]]
-        if size % 4 or not 4 <= size <= 1 << 30:
-            raise ValueError(f"{part!r}: 4 bytes to 1G, a multiple of 4 (fp32)")
-        sizes.append(size)
-    return sizes
+US = number(".0f", " us")
+COLUMNS = (
+    Column("ranks", "ranks", 5),
+    Column("bytes", "size", 9, lambda v: shown(float(v or 0))),
+    Column("ours_us", "ours", 12, US),
+    Column("gloo_us", "gloo", 12, US),
+    Column("wire_us", "wire", 12, US),
+    Column("ratio_gloo", "x gloo", 8, number(".2f"), at_least(1)),
+    Column("ratio_wire", "x wire", 8, number(".2f"), at_least(0.85)),
+)
 
 
 def parse_ranks(text: str) -> list[int]:
     try:
         ranks = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{text!r}: numbers such as 2,4 are expected") from None
+        raise UsageError(f"{text!r}: numbers such as 2,4 are expected") from None
     if not all(2 <= n <= 64 for n in ranks):
-        raise ValueError(f"{text!r}: from 2 to 64 ranks")
+        raise UsageError(f"{text!r}: from 2 to 64 ranks")
     return ranks
 
 
 def run(ranks: int, sizes: list[int], seconds: float) -> Iterator[dict[str, float]]:
-    """A row a size, as it is measured. RuntimeError: a rank failed; the text ends with its last words."""
+    """A row a size, as it is measured. BenchError: a rank failed; the text ends with its last words."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    common = {"ranks": ranks, "port": port, "token": secrets.token_hex(16), "sizes": sizes, "seconds": seconds}
+    common = {
+        "parent": os.getpid(),
+        "ranks": ranks,
+        "port": port,
+        "token": secrets.token_hex(16),
+        "sizes": sizes,
+        "seconds": seconds,
+    }
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    words = tempfile.TemporaryFile()  # noqa: SIM115  closed below
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "ftar_core.bench.allreduce_worker", json.dumps({**common, "rank": rank})],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            stderr=words if rank == 0 else subprocess.DEVNULL,
             text=True,
             env=env,
         )
@@ -65,13 +82,14 @@ def run(ranks: int, sizes: list[int], seconds: float) -> Iterator[dict[str, floa
     ]
     try:
         first = workers[0]
-        if first.stdout is None or first.stderr is None:
-            raise RuntimeError("no pipes")
+        if first.stdout is None:
+            raise RuntimeError("no pipe")
         for line in first.stdout:
             yield {"ranks": ranks, **json.loads(line)}
-        words = first.stderr.read().strip().splitlines()
         if first.wait(STALL_S) != 0:
-            raise RuntimeError(f"rank 0 failed: {words[-1] if words else 'without a word'}")
+            words.seek(0)
+            said = words.read().decode(errors="replace").strip().splitlines()
+            raise BenchError(f"rank 0 failed: {said[-1] if said else 'without a word'}")
     finally:
         for worker in workers:
             if worker.poll() is None:
@@ -80,12 +98,12 @@ def run(ranks: int, sizes: list[int], seconds: float) -> Iterator[dict[str, floa
                 except subprocess.TimeoutExpired:
                     worker.kill()
             worker.wait()
-            for pipe in (worker.stdout, worker.stderr):
-                if pipe is not None:
-                    pipe.close()
+            if worker.stdout is not None:
+                worker.stdout.close()
+        words.close()
 
 
-def row(found: dict[str, float]) -> dict[str, float]:
+def row(found: dict[str, float]) -> Row:
     """As `-o json` prints it: ratios above 1 mean that ours is faster."""
     ours, gloo, wire = found["ours"], found["gloo"], found["wire"]
     return {
@@ -100,49 +118,42 @@ def row(found: dict[str, float]) -> dict[str, float]:
     }
 
 
-def shown(size: float) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:g} {name}"
-    return f"{size:g} B"
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench allreduce", description=__doc__)
+    parser.add_argument("--ranks", default="2,4", help="processes, each one a rank on loopback")
+    parser.add_argument("--sizes", default=SIZES, help="of the buffer (fp32), 4 bytes to 1G")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each system at each size")
+    parser.add_argument("--quick", action="store_true", help="a short run: 2 ranks, 64K and 1M, half a second each")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.ranks, options.sizes, options.seconds = "2", "64K,1M", 0.5
+    options.ranks = parse_ranks(options.ranks)
+    options.sizes = parse_sizes(options.sizes, least=FP32, most=LARGEST, multiple=FP32)
+    if not 0 < options.seconds <= 600:
+        raise UsageError("--seconds: more than 0 and at most 600")
+    return options
+
+
+def bench(argv: Sequence[str]) -> int:
+    options = parse(argv)
+    require_drivers()
+    if find_spec("torch") is None:
+        raise UsageError("torch is not installed, and gloo comes with it", hint="pip install 'ftctl[train]'")
+    cases = [(n, size) for n in options.ranks for size in options.sizes]
+    with Report("allreduce", COLUMNS, options.output) as report:
+        for n in options.ranks:
+            rows = run(n, options.sizes, options.seconds)
+            for size in options.sizes:
+                report.step(f"{n} ranks, {shown(size)}", cases.index((n, size)) / len(cases))
+                found = next(rows, None)
+                if found is None:
+                    break
+                report.add(row(found))
+            for _ in rows:  # to the end: that is where a rank's failure shows
+                pass
+    return 0
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench allreduce", description=__doc__)
-    parser.add_argument("--ranks", default="2,4", help="processes, each one a rank on loopback")
-    parser.add_argument("--sizes", default=SIZES, help="of the buffer (fp32)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each system at each size")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    options = parser.parse_args(argv)
-    try:
-        ranks, sizes = parse_ranks(options.ranks), parse_sizes(options.sizes)
-        if not 0 < options.seconds <= 600:
-            raise ValueError("--seconds: more than 0 and at most 600")
-        require()
-        if find_spec("torch") is None:
-            raise ValueError("torch is not installed, and gloo comes with it: pip install 'ftctl[train]'")
-    except (ValueError, FtarError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    rows: list[dict[str, float]] = []
-    head = f"{'ranks':>5} {'size':>8} {'ours':>11} {'gloo':>11} {'wire':>11} {'x gloo':>7} {'x wire':>7}"
-    try:
-        for n in ranks:
-            for found in run(n, sizes, options.seconds):
-                line = row(found)
-                rows.append(line)
-                text = f"{n:>5} {shown(line['bytes']):>8}" + "".join(
-                    f" {line[key]:>8.0f} us" for key in ("ours_us", "gloo_us", "wire_us")
-                )
-                text += f" {line['ratio_gloo']:>7.2f} {line['ratio_wire']:>7.2f}"
-                out = sys.stderr if options.output == "json" else sys.stdout
-                print(f"{head}\n{text}" if len(rows) == 1 else text, file=out, flush=True)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if options.output == "json":
-        print(json.dumps({"schema": 1, "bench": "allreduce", "rows": rows}))
-    return 0
+    return ended(lambda: bench(argv))

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ftar_core.bench.wire import WireRing
+from ftar_core.bench import _native
+from ftar_core.bench.orphan import end_with_parent
 from ftar_core.native import core
-from ftar_core.training.state import raw_bytes
 
 if TYPE_CHECKING:
     from ftar_core.native._core import Member
@@ -34,6 +34,7 @@ WAIT_S = 60.0
 
 
 class Plan(msgspec.Struct, forbid_unknown_fields=True):
+    parent: int  # process id of the benchmark: this process ends with it
     rank: int
     ranks: int
     port: int  # of the store in which the ranks find each other, on 127.0.0.1
@@ -75,7 +76,20 @@ class Ours:
         raise TimeoutError(f"no '{wanted}' within {WAIT_S:.0f} s")
 
 
-def wire(plan: Plan, store: Store) -> WireRing:
+class Wire:
+    """What the bytes of a ring all-reduce cost with nothing around them: each rank sends a segment to the next and
+    receives one from the previous, 2(n-1) times, over one plain TCP connection each way, in one thread (csrc/bare.cpp):
+    the traffic of reduce-scatter and all-gather without a sum, an acknowledgement, a heartbeat or a second rail."""
+
+    def __init__(self, ranks: int, out: socket.socket, into: socket.socket) -> None:
+        self._ends = (out, into)  # the ring borrows them
+        self._ring = _native.Ring(out.fileno(), into.fileno(), ranks)
+
+    def run(self, src: torch.Tensor, scratch: torch.Tensor) -> None:
+        self._ring.run(src.data_ptr(), scratch.data_ptr(), src.nbytes)
+
+
+def wire(plan: Plan, store: Store) -> Wire:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1)
     store.set(f"wire{plan.rank}", str(listener.getsockname()[1]))
     port = int(store.get(f"wire{(plan.rank + 1) % plan.ranks}"))
@@ -85,7 +99,7 @@ def wire(plan: Plan, store: Store) -> WireRing:
     listener.close()
     for end in (out, into):  # as our own data sockets: a host's default may waste a short fat link
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, core.Options().congestion.encode())
-    return WireRing(plan.ranks, out, into)
+    return Wire(plan.ranks, out, into)
 
 
 def measure(plan: Plan, size: int, systems: dict[str, Callable[[], None]]) -> dict[str, float]:
@@ -114,6 +128,7 @@ def measure(plan: Plan, size: int, systems: dict[str, Callable[[], None]]) -> di
 
 def main() -> int:
     plan = msgspec.json.decode(sys.argv[1].encode(), type=Plan)
+    end_with_parent(plan.parent)
     torch.set_num_threads(1)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", plan.port, plan.ranks, plan.rank == 0, timeout=timedelta(seconds=WAIT_S)
@@ -129,8 +144,6 @@ def main() -> int:
         if not torch.allclose(dst, theirs, rtol=1e-4, atol=1e-4):
             raise RuntimeError(f"the sum of {size} bytes differs from gloo's")
         scratch = torch.zeros_like(src)
-        out = raw_bytes(src)
-        into = raw_bytes(scratch)
 
         def of_ours(src: torch.Tensor = src, dst: torch.Tensor = dst) -> None:
             ours.run(src, dst)
@@ -138,8 +151,8 @@ def main() -> int:
         def of_gloo(theirs: torch.Tensor = theirs) -> None:
             dist.all_reduce(theirs)
 
-        def of_wire(out: memoryview = out, into: memoryview = into) -> None:
-            bare.run(out, into)
+        def of_wire(src: torch.Tensor = src, scratch: torch.Tensor = scratch) -> None:
+            bare.run(src, scratch)
 
         theirs.zero_()  # repeated in place, it would overflow
         found = measure(plan, size, {"ours": of_ours, "gloo": of_gloo, "wire": of_wire})

@@ -1,0 +1,180 @@
+"""Two nodes in network namespaces of their own, with a veth and a bridge for every rail, and what can befall a rail.
+
+The namespaces have no names: this process and the nodes hold them, so that when they end, however they end, nothing is
+left. Without root they are made inside a user namespace (user_namespaces(7)). This process stays in the namespace of
+the switches: the root of a user namespace may not go back to where it came from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ftar_core.bench.report import BenchError
+
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+BR_STATE_DISABLED, BR_STATE_FORWARDING = 0, 3
+TBF_ROOT = 0x10000
+TBF_BURST_BYTES = 128 * 1024  # two full GSO packets: below that tbf cannot hold the rate, far above it is no limit
+TBF_LATENCY = "20ms"
+NODES = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def _gain_power() -> None:
+    """Be able to make namespaces, as root or as the root of a user namespace. Tried, not judged by the uid."""
+    try:
+        _checked(_libc.unshare(CLONE_NEWNET), "unshare")
+        return
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise BenchError(f"no network namespace: {error.strerror}", hint="the kernel needs CONFIG_NET_NS") from None
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        _checked(_libc.unshare(CLONE_NEWUSER), "unshare")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+        _checked(_libc.unshare(CLONE_NEWNET), "unshare")
+    except OSError as error:
+        raise BenchError(
+            f"network namespaces need root or user namespaces, and uid {uid} gets neither here: {error.strerror}",
+            hint="run as root; ftctl doctor says which setting forbids user namespaces",
+        ) from None
+
+
+def _new_network() -> int:
+    _checked(_libc.unshare(CLONE_NEWNET), "unshare")
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+class Network:
+    """`rates_mbit`: one for each rail; 0 is as fast as the machine. Rail k of node i is `railK`, 10.79.K.(i+1)."""
+
+    def __init__(self, rates_mbit: Sequence[int] = (0, 0)) -> None:
+        self.rates_mbit = rates_mbit
+        self.devices = [f"rail{k}" for k in range(len(rates_mbit))]
+        self.addresses = [[f"10.79.{k}.{i + 1}" for k in range(len(rates_mbit))] for i in range(NODES)]
+        self._spaces: list[int] = []
+        self._control: list[socket.socket] = []  # of each space: for ioctl
+        self._netlink: Any = None
+
+    def __enter__(self) -> Network:
+        try:
+            _gain_power()
+            self._spaces = [_new_network() for _ in range(NODES)]
+            self._fabric = _new_network()  # and here this thread stays
+            self._build()
+        except (OSError, NetlinkError) as error:
+            self.close()
+            hint = "the kernel lacks a module: sudo modprobe -a veth bridge sch_tbf"
+            raise BenchError(f"the network of the benchmark cannot be made: {error}", hint=hint) from None
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _build(self) -> None:
+        with suppress(OSError):  # the switches have no business with IPv6; a read-only /proc costs some noise only
+            Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
+        self._netlink = ip = IPRoute()
+        for k in range(len(self.rates_mbit)):
+            # STP would hold ports back for 30 s, snooping would wait for a querier that is not there.
+            ip.link("add", ifname=f"br{k}", kind="bridge", br_stp_state=0, br_mcast_snooping=0)
+            bridge = self._index(ip, f"br{k}")
+            ip.link("set", index=bridge, state="up")
+            for i, space in enumerate(self._spaces):
+                ip.link("add", ifname=f"n{i}r{k}", kind="veth", peer={"ifname": f"rail{k}", "net_ns_fd": space})
+                port = self._index(ip, f"n{i}r{k}")
+                ip.link("set", index=port, master=bridge, state="up")
+                self._limit(ip, port, self.rates_mbit[k])
+        for i, space in enumerate(self._spaces):
+            with self.inside(i), IPRoute() as inner:
+                with suppress(OSError):
+                    Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+                inner.link("set", index=self._index(inner, "lo"), state="up")
+                for k, rate in enumerate(self.rates_mbit):
+                    index = self._index(inner, f"rail{k}")
+                    inner.link("set", index=index, state="up")
+                    inner.addr("add", index=index, address=self.addresses[i][k], prefixlen=24)
+                    self._limit(inner, index, rate)
+                self._control.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            del space
+        self._control.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+
+    @staticmethod
+    def _index(ip: Any, name: str) -> int:
+        found: list[int] = ip.link_lookup(ifname=name)
+        if not found:
+            raise BenchError(f"device {name} did not appear")
+        return found[0]
+
+    @staticmethod
+    def _limit(ip: Any, index: int, rate_mbit: int) -> None:
+        """Shape what leaves this device."""
+        if rate_mbit > 0:
+            rate = rate_mbit * 1_000_000 // 8
+            ip.tc("add", "tbf", index, TBF_ROOT, rate=rate, burst=TBF_BURST_BYTES, latency=TBF_LATENCY)
+
+    @contextmanager
+    def inside(self, node: int) -> Iterator[None]:
+        """This thread is in the node's namespace, and so is a process that it starts."""
+        _checked(_libc.setns(self._spaces[node], CLONE_NEWNET), "setns")
+        try:
+            yield
+        finally:
+            _checked(_libc.setns(self._fabric, CLONE_NEWNET), "setns")
+
+    # What befalls a rail. All are one call into the kernel, which is done when they return.
+
+    def link(self, node: int, rail: int, up: bool) -> None:
+        """`ip link set railK up|down` on the node."""
+        self._flags(self._control[node], f"rail{rail}", up)
+
+    def cable(self, node: int, rail: int, plugged: bool) -> None:
+        """The far end of the node's cable: its NIC stays up and has no carrier; the other nodes notice nothing."""
+        self._flags(self._control[-1], f"n{node}r{rail}", plugged)
+
+    def forward(self, node: int, rail: int, on: bool) -> None:
+        """The switch forwards the node's frames, or drops them both ways while everybody has carrier."""
+        port = self._index(self._netlink, f"n{node}r{rail}")
+        self._netlink.brport("set", index=port, state=BR_STATE_FORWARDING if on else BR_STATE_DISABLED)
+
+    @staticmethod
+    def _flags(control: socket.socket, device: str, up: bool) -> None:
+        request = struct.pack("16sH14x", device.encode(), 0)
+        (flags,) = struct.unpack_from("16xH", fcntl.ioctl(control, SIOCGIFFLAGS, request))
+        flags = flags | IFF_UP if up else flags & ~IFF_UP
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14x", device.encode(), flags))
+
+    def close(self) -> None:
+        for control in self._control:
+            control.close()
+        if self._netlink is not None:
+            self._netlink.close()
+        for space in self._spaces:
+            os.close(space)
+        self._spaces, self._control, self._netlink = [], [], None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,98 @@
+"""The point-to-point benchmark: three systems really measured, and what it says to wrong input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ftar_core.native._core")
+from ftar_core.bench.__main__ import main
+from ftar_core.bench.report import UsageError, parse_sizes, percentile, shown
+
+
+def bench(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ftar_core.bench", *args], capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_the_plugin_is_measured_beside_a_bare_socket_and_unprotected() -> None:
+    done = bench("p2p", "--sizes", "1,256K", "--in-flight", "4", "--seconds", "0.05", "--rounds", "2", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["schema"], report["bench"]) == (1, "p2p")
+    cases = [(row["bytes"], row["in_flight"]) for row in report["rows"]]
+    assert cases == [(4096, 1), (1, 4), (262144, 4)]
+    for row in report["rows"]:
+        assert row["count"] >= 6
+        assert min(row["ours_us"], row["socket_us"], row["unprotected_us"]) > 0
+        assert row["ratio_socket"] == pytest.approx(row["socket_us"] / row["ours_us"], rel=0.05, abs=0.001)
+        assert row["protection_cost"] == pytest.approx(row["ours_us"] / row["unprotected_us"] - 1, rel=0.05, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("p2p", "--sizes", "big"), "'big': a size such as 64K"),
+        (("p2p", "--sizes", "2G"), "from 1 B to 1 GiB"),
+        (("p2p", "--latency", "x"), "'x': a size"),
+        (("p2p", "--in-flight", "33"), "--in-flight"),
+        (("p2p", "--seconds", "-1"), "--seconds"),
+        (("p2p", "--rounds", "0"), "--rounds"),
+    ],
+)
+def test_wrong_input_is_named(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert said in err
+
+
+def test_its_processes_end_with_it_however_it_ends() -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "ftar_core.bench", "p2p", "--sizes", "1M", "--seconds", "60"], stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while len(children := _children(running.pid)) < 6:  # two ends of three systems
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        running.send_signal(signal.SIGKILL)
+    finally:
+        running.kill()
+        running.wait()
+    while any(_alive(pid) for pid in children):
+        assert time.monotonic() < deadline, "a process of the benchmark outlived it"
+        time.sleep(0.02)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_sizes() -> None:
+    assert parse_sizes("4, 1K,16m") == [4, 1024, 16 << 20]
+    assert shown(16 << 20) == "16 MiB"
+    with pytest.raises(UsageError, match="multiple of 4"):
+        parse_sizes("6", multiple=4)
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert percentile([3, 1, 2], 0.5) == 2
+    assert percentile(list(range(1, 101)), 0.99) == 99
+    assert percentile(list(range(1, 101)), 1) == 100
+    assert percentile([7], 0.99) == 7
