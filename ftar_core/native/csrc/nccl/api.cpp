@@ -69,7 +69,7 @@ Result guarded_by(Comm& comm, Action&& action) {
   try {
     return action();
   } catch (const std::exception& e) {
-    comm.core().log(kLogWarn, e.what());
+    comm.core().logger().write(kLogWarn, e.what());
     return kSystemError;
   }
 }
@@ -83,10 +83,10 @@ Result with_core(Action&& action) {
   try {
     return action(core);
   } catch (const std::invalid_argument& e) {
-    core.log(kLogWarn, e.what());
+    core.logger().write(kLogWarn, e.what());
     return kInvalidUsage;
   } catch (const std::exception& e) {
-    core.log(kLogWarn, e.what());
+    core.logger().write(kLogWarn, e.what());
     return kSystemError;
   }
 }
@@ -138,7 +138,7 @@ Result start(LogFunction log) {
       static_cast<void>(once);
       p.pid = ::getpid();
     } else {
-      p.core->set_log(log);
+      p.core->logger().set(log);
     }
     ++p.users;
     return kSuccess;

@@ -41,23 +41,23 @@ std::string Comm::describe(int slot) {
 }
 
 void Comm::link_rail(LinkEnd&, const RailChange& change) {
-  core_.log(kLogInfo, describe(change.rail) + ": " + name(change.to) + ": " + change.reason);
+  core_.logger().queue(kLogInfo, describe(change.rail) + ": " + name(change.to) + ": " + change.reason);
 }
 
 void Comm::link_moved(LinkEnd& link, int slot, const std::string& reason) {
   // Every connection begins with a move: no news.
-  if (link.resumes() > 0) core_.log(kLogInfo, describe(slot) + ": carries the data: " + reason);
+  if (link.resumes() > 0) core_.logger().queue(kLogInfo, describe(slot) + ": carries the data: " + reason);
 }
 
 void Comm::link_unreachable(LinkEnd& link, const std::string& reason) {
   const char* hint = link.ready() ? "" : "; it was never made: is the peer alive, is there a route, and have both the same FTAR_TOKEN_FILE?";
-  core_.log(kLogWarn, describe(0) + ": " + reason + "; the connection is given up (FTAR_NET_TIMEOUT_S)" + hint);
+  core_.logger().queue(kLogWarn, describe(0) + ": " + reason + "; the connection is given up (FTAR_NET_TIMEOUT_S)" + hint);
   fail(kRemoteError, "could not be reached: " + reason);
 }
 
 void Comm::link_over(LinkEnd& link, const std::string& reason, bool left) {
   // A peer that closes in good order is no news: NCCL knows what it does. Whoever still waits gets the error.
-  core_.log(left && link.ready() ? kLogInfo : kLogWarn, describe(0) + ": the peer " + reason);
+  core_.logger().queue(left && link.ready() ? kLogInfo : kLogWarn, describe(0) + ": the peer " + reason);
   error_.store(kRemoteError, std::memory_order_release);
 }
 
@@ -101,7 +101,7 @@ Placement RecvComm::place(const FrameHeader& message) {
   if (message.total <= p.bytes) return {Placement::Kind::here, p.into, nullptr};
   const std::string reason = "a message of " + std::to_string(message.total) + " bytes met a receive of " +
                              std::to_string(p.bytes) + " bytes";
-  core_.log(kLogWarn, describe(0) + ": " + reason);
+  core_.logger().queue(kLogWarn, describe(0) + ": " + reason);
   fail(kInvalidUsage, reason);
   return {Placement::Kind::refused, nullptr, "the receive is too small"};
 }

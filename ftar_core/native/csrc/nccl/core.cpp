@@ -57,7 +57,7 @@ Core::Core(Settings settings, LogFunction log)
       secret_(random_bytes(kSecretBytes)),
       name_("p" + hex(random_bytes(8))),
       token_key_(settings_.token.empty() ? "" : link_key(settings_.token, kJob)),
-      log_(log),
+      logger_(log),
       transport_(token_key_.empty() ? link_key(secret_, kJob) : token_key_, settings_.options, configs(nics_)) {
   std::string list;
   for (size_t i = 0; i < nics_.size(); ++i) {
@@ -66,9 +66,9 @@ Core::Core(Settings settings, LogFunction log)
     list += (i > 0 ? ", " : "") + std::to_string(i) + " " + n.config.name + " (" + n.config.address + ")";
     if (preference_[i].size() > 1) list += " backed by " + nics_[static_cast<size_t>(preference_[i][1])].config.name;
   }
-  this->log(kLogInfo, "devices: " + list);
+  logger_.write(kLogInfo, "devices: " + list);
   if (std::any_of(preference_.begin(), preference_.end(), [](const auto& p) { return p.size() < 2; })) {
-    this->log(kLogWarn, "a link over one rail is unprotected: it dies with its NIC or cable");
+    logger_.write(kLogWarn, "a link over one rail is unprotected: it dies with its NIC or cable");
   }
   transport_.poll_carriers();
   transport_.start([this](Conn& conn) { on_proven(conn); }, [this](double now) { return on_tick(now); });
@@ -82,10 +82,7 @@ void Core::shut_down() {
     for (const auto& [comm, tag] : comms_) comm->link().close("the process ends", false);
   }
   transport_.stop();
-}
-
-void Core::log(int level, const std::string& text) const {
-  if (const LogFunction f = log_.load()) f(level, kLogNet, "libnccl-net-ftar", 0, "NET/FTAR : %s", text.c_str());
+  logger_.stop();
 }
 
 Listener* Core::listen(int device, unsigned char* out) {

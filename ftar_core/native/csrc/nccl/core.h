@@ -19,6 +19,7 @@
 
 #include "comm.h"
 #include "handle.h"
+#include "logger.h"
 #include "rails.h"
 #include "settings.h"
 
@@ -43,8 +44,7 @@ class Core {
 
   const std::vector<Nic>& nics() const { return nics_; }
   Transport& transport() { return transport_; }
-  void log(int level, const std::string& text) const;
-  void set_log(LogFunction log) { log_.store(log); }
+  Logger& logger() { return logger_; }
 
   Listener* listen(int device, unsigned char* handle);
   SendComm* connect(int device, const unsigned char* handle);  // throws std::invalid_argument
@@ -68,7 +68,7 @@ class Core {
   const std::string secret_;
   const std::string name_;  // of this process, in hellos
   const std::string token_key_;
-  std::atomic<LogFunction> log_;
+  Logger logger_;
   Transport transport_;
   bool polls_carrier_ = false;
   uint64_t connections_ = 0;
