@@ -74,6 +74,12 @@ Result guarded_by(Comm& comm, Action&& action) {
   }
 }
 
+// Whoever hears of the error has its reason in the log.
+Result failed(Comm& comm, Result error) {
+  comm.core().logger().catch_up();
+  return error;
+}
+
 template <typename Action>
 Result with_core(Action&& action) {
   Process& p = process();
@@ -207,7 +213,7 @@ Result deregister_memory(void*, void*) { return kSuccess; }
 Result isend(void* comm, void* data, uint64_t bytes, void** request) {
   *request = nullptr;
   auto& c = static_cast<SendComm&>(*static_cast<Comm*>(comm));
-  if (c.error() != kSuccess) return c.error();
+  if (const Result error = c.error(); error != kSuccess) return failed(c, error);
   if (bytes > kMaxBytes) return kInvalidArgument;
   return guarded_by(c, [&] {
     std::lock_guard lock(c.core().transport().mutex());
@@ -220,7 +226,7 @@ Result irecv(void* comm, int n, void** data, uint64_t bytes, void** request) {
   *request = nullptr;
   auto& c = static_cast<RecvComm&>(*static_cast<Comm*>(comm));
   if (n != 1) return kInvalidArgument;  // maxRecvs is 1
-  if (c.error() != kSuccess) return c.error();
+  if (const Result error = c.error(); error != kSuccess) return failed(c, error);
   return guarded_by(c, [&] {
     std::lock_guard lock(c.core().transport().mutex());
     *request = c.receive(data[0], bytes);
@@ -239,7 +245,7 @@ Result test(void* request, int* done, int* bytes) {
   // The error first: a request that was finished before the connection ended is then still seen as finished.
   const Result error = r.comm->error();
   if (r.state.load(std::memory_order_acquire) != Request::done) {
-    if (error != kSuccess) return error;
+    if (error != kSuccess) return failed(*r.comm, error);
     const Result moved = guarded_by(*r.comm, [&] {
       r.comm->progress();
       return kSuccess;

@@ -16,6 +16,7 @@ namespace ftar::nccl {
 namespace {
 constexpr size_t kMaxLines = 512;
 constexpr auto kStop = std::chrono::seconds(1);
+constexpr auto kCatchUp = std::chrono::milliseconds(50);
 }  // namespace
 
 struct Logger::State {
@@ -24,7 +25,7 @@ struct Logger::State {
     std::string text;
   };
   std::atomic<LogFunction> function;
-  std::mutex writing;  // one at a time, so that the lines stay in order
+  std::timed_mutex writing;  // one at a time, so that the lines stay in order
   std::mutex mutex;
   std::condition_variable news;
   std::condition_variable ended;
@@ -39,8 +40,8 @@ struct Logger::State {
     lines.push_back({kLogWarn, std::to_string(dropped) + " lines were dropped: the logger did not take them in time"});
     dropped = 0;
   }
+  // With `writing`.
   void write_all() {
-    std::lock_guard turn(writing);
     std::unique_lock lock(mutex);
     for (;;) {
       if (lines.empty()) say_dropped();
@@ -57,7 +58,10 @@ struct Logger::State {
     while (!stopping) {
       news.wait(lock, [&] { return stopping || !lines.empty(); });
       lock.unlock();
-      write_all();
+      {
+        std::lock_guard turn(writing);
+        write_all();
+      }
       lock.lock();
     }
     running = false;
@@ -95,7 +99,13 @@ void Logger::write(int level, std::string text) {
     state_->say_dropped();
     state_->lines.push_back({level, std::move(text)});  // whoever waits for it is never told "dropped"
   }
+  std::lock_guard turn(state_->writing);
   state_->write_all();
+}
+
+void Logger::catch_up() {
+  const std::unique_lock turn(state_->writing, kCatchUp);
+  if (turn.owns_lock()) state_->write_all();
 }
 
 void Logger::stop() {

@@ -22,6 +22,7 @@ class Logger {
   void set(LogFunction function);
   void queue(int level, std::string text);  // returns at once
   void write(int level, std::string text);  // after all that is queued; with no lock that others need
+  void catch_up();  // what is queued is written when this returns, unless the logger takes long
   void stop();  // writes what is queued; gives a logger up that takes longer than a second for it
 
  private:
