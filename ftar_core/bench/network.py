@@ -26,8 +26,7 @@ from ftar_core.bench.report import BenchError
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-BR_STATE_DISABLED, BR_STATE_FORWARDING = 0, 3
-TBF_ROOT = 0x10000
+TBF, BLACKHOLE = 0x10000, 0x20000  # handles of queues
 TBF_BURST_BYTES = 128 * 1024  # two full GSO packets: below that tbf cannot hold the rate, far above it is no limit
 TBF_LATENCY = "20ms"
 NODES = 2
@@ -78,6 +77,7 @@ class Network:
         self._spaces: list[int] = []
         self._control: list[socket.socket] = []  # of each space: for ioctl
         self._netlink: Any = None
+        self._inner: list[Any] = []  # netlink of each node
 
     def __enter__(self) -> Network:
         try:
@@ -108,8 +108,10 @@ class Network:
                 port = self._index(ip, f"n{i}r{k}")
                 ip.link("set", index=port, master=bridge, state="up")
                 self._limit(ip, port, self.rates_mbit[k])
-        for i, space in enumerate(self._spaces):
-            with self.inside(i), IPRoute() as inner:
+        for i in range(NODES):
+            with self.inside(i):
+                inner = IPRoute()
+                self._inner.append(inner)
                 with suppress(OSError):
                     Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
                 inner.link("set", index=self._index(inner, "lo"), state="up")
@@ -119,7 +121,6 @@ class Network:
                     inner.addr("add", index=index, address=self.addresses[i][k], prefixlen=24)
                     self._limit(inner, index, rate)
                 self._control.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            del space
         self._control.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 
     @staticmethod
@@ -134,7 +135,7 @@ class Network:
         """Shape what leaves this device."""
         if rate_mbit > 0:
             rate = rate_mbit * 1_000_000 // 8
-            ip.tc("add", "tbf", index, TBF_ROOT, rate=rate, burst=TBF_BURST_BYTES, latency=TBF_LATENCY)
+            ip.tc("replace", "tbf", index, TBF, rate=rate, burst=TBF_BURST_BYTES, latency=TBF_LATENCY)
 
     @contextmanager
     def inside(self, node: int) -> Iterator[None]:
@@ -156,9 +157,16 @@ class Network:
         self._flags(self._control[-1], f"n{node}r{rail}", plugged)
 
     def forward(self, node: int, rail: int, on: bool) -> None:
-        """The switch forwards the node's frames, or drops them both ways while everybody has carrier."""
-        port = self._index(self._netlink, f"n{node}r{rail}")
-        self._netlink.brport("set", index=port, state=BR_STATE_FORWARDING if on else BR_STATE_DISABLED)
+        """The rail carries the node's frames, or they vanish both ways (a blackhole queue at both ends of its cable)
+        while everybody has carrier."""
+        for ip, device in ((self._inner[node], f"rail{rail}"), (self._netlink, f"n{node}r{rail}")):
+            index = self._index(ip, device)
+            if not on:
+                ip.tc("replace", "blackhole", index, BLACKHOLE)
+            elif self.rates_mbit[rail] > 0:
+                self._limit(ip, index, self.rates_mbit[rail])
+            else:
+                ip.tc("del", "blackhole", index, BLACKHOLE)
 
     @staticmethod
     def _flags(control: socket.socket, device: str, up: bool) -> None:
@@ -170,11 +178,12 @@ class Network:
     def close(self) -> None:
         for control in self._control:
             control.close()
-        if self._netlink is not None:
-            self._netlink.close()
+        for netlink in (self._netlink, *self._inner):
+            if netlink is not None:
+                netlink.close()
         for space in self._spaces:
             os.close(space)
-        self._spaces, self._control, self._netlink = [], [], None
+        self._spaces, self._control, self._netlink, self._inner = [], [], None, []
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
