@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 EPOCH = b"bench-allreduce!"
 RAILS = ("127.0.0.1", "127.0.0.2")  # a primary and a backup: protection is on, as in use
 WAIT_S = 60.0
+WAIT_MS = 60_000
 
 
 class Plan(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,8 +62,11 @@ class Ours:
 
     def run(self, src: torch.Tensor, dst: torch.Tensor) -> None:
         self._step += 1
-        self.engine.submit(EPOCH, self._step, 0, src.data_ptr(), dst.data_ptr(), src.numel(), core.DTYPES["float32"])
-        self._wait("reduced")
+        event = self.engine.reduce(
+            EPOCH, self._step, 0, src.data_ptr(), dst.data_ptr(), src.numel(), core.DTYPES["float32"], WAIT_MS
+        )
+        if event is None or event["type"] != "reduced":
+            raise RuntimeError(f"no result: {event and event.get('reason')}")
 
     def _wait(self, wanted: str) -> None:
         deadline = time.monotonic() + WAIT_S

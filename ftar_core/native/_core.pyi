@@ -106,6 +106,15 @@ class Engine:
         another that a peer puts first. dtype: see DTYPES. Ignored (no event) if epoch is not active. ValueError:
         overlapping buffers, an unknown dtype, or the same (step, bucket) twice at a time."""
 
+    def reduce(
+        self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int, timeout_ms: int
+    ) -> Event | None:
+        """`submit`, then wait for its `reduced` or `failed`, which is returned here and not by `events`.
+
+        The waiting thread carries the ring's bytes itself, which saves a wake-up of another thread: for callers that
+        have nothing else to do meanwhile. Returns None if neither came within `timeout_ms` or a signal came: the
+        operation goes on, and its event comes by `events`. An epoch that is not active: `failed` with the reason."""
+
     def abort(self) -> None:
         """No operation touches its buffers after this returns; the epoch's links are closed."""
 

@@ -73,6 +73,14 @@ void Engine::set_incarnation(uint64_t incarnation) {
 void Engine::emit(Event event) {
   event.time_s = Transport::now_ms() / 1e3;
   std::lock_guard lock(event_mutex_);
+  if (event.type == "reduced" || event.type == "failed") {
+    for (Waiter* w : waiters_) {
+      if (w->event || w->step != event.step || w->bucket != event.bucket || w->epoch != event.epoch) continue;
+      w->event = std::move(event);
+      if (w->thread != std::this_thread::get_id()) w->wake();
+      return;
+    }
+  }
   // Nobody reads: keep the latest. A session that is this far behind has lost its job anyway.
   if (events_.size() >= kMaxEvents) events_.pop_front();
   events_.push_back(std::move(event));
@@ -134,6 +142,7 @@ void Engine::end(const std::string& epoch, const std::string& reason) {
   rings_.erase(it);
   remember(epoch);
   if (active_ == epoch) active_.clear();
+  wake_waiters();
 }
 
 void Engine::activate(const std::string& epoch) {
@@ -164,18 +173,24 @@ void Engine::abort() {
   if (!closed_ && !active_.empty()) end(std::string(active_), "aborted the epoch");
 }
 
-void Engine::submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count,
-                    DType dtype) {
+bool Engine::submit_locked(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst,
+                           uint64_t count, DType dtype, bool inline_send) {
   check_epoch(epoch);
-  const auto lock = locked();
   check_open();
-  if (epoch != active_) return;
+  if (epoch != active_) return false;
   Ring& ring = *rings_.at(epoch);
   if (const std::string problem = ring.problem(step, bucket, count, dtype); !problem.empty()) {
     throw std::invalid_argument(problem);
   }
   const DefaultFloatMode mode;
-  ring.submit(step, bucket, src, dst, count, dtype);
+  ring.submit(step, bucket, src, dst, count, dtype, inline_send);
+  return true;
+}
+
+void Engine::submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count,
+                    DType dtype) {
+  const auto lock = locked();
+  submit_locked(epoch, step, bucket, src, dst, count, dtype, false);
 }
 
 std::vector<LinkStat> Engine::links() {
@@ -201,6 +216,7 @@ void Engine::close() {
     for (const auto& [epoch, ring] : rings_) ring->close("the process ends", false);
     rings_.clear();
     active_.clear();
+    wake_waiters();
   }
   transport_.stop();
 }

@@ -5,9 +5,11 @@
 // never waits for data.
 #pragma once
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,10 @@ class Engine final : public EventSink {
   void activate(const std::string& epoch);
   void discard(const std::string& epoch);
   void submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype);
+  // submit, and wait for its event, which is returned and not queued. Nothing: it did not end within timeout_ms, or a
+  // signal came; the operation goes on and its event will be queued. Ignored as submit is: a failed event says so.
+  std::optional<Event> reduce(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst,
+                              uint64_t count, DType dtype, int timeout_ms);
   void abort();
   std::vector<LinkStat> links();
   void close();
@@ -42,6 +48,22 @@ class Engine final : public EventSink {
  private:
   std::unique_lock<FairMutex> locked();
   void check_open() const;  // with the lock
+  bool submit_locked(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count,
+                     DType dtype, bool inline_send);
+  struct Waiter {
+    Waiter(const std::string& epoch, uint64_t step, uint32_t bucket);
+    void wake() const;
+    const std::string& epoch;
+    uint64_t step;
+    uint32_t bucket;
+    std::thread::id thread;
+    int fd;
+    std::optional<Event> event;
+  };
+  bool done(const Waiter& waiter);
+  void end_waiting(const Waiter& waiter, const std::string& reason);
+  void wake_waiters();
+  void carry(Waiter& waiter, double until_ms, const std::function<void()>& begin);
   void on_proven(Conn& conn);
   double on_tick(double now_ms);
   void end(const std::string& epoch, const std::string& reason);
@@ -52,6 +74,8 @@ class Engine final : public EventSink {
   int event_fd_ = -1;
   std::mutex event_mutex_;
   std::deque<Event> events_;
+  std::vector<Waiter*> waiters_;  // by event_mutex_
+  Waiter* carrier_ = nullptr;     // the one that moves the active ring's bytes; by the transport's lock
   Transport transport_;
   bool polls_carrier_ = false;
   std::map<std::string, std::unique_ptr<Ring>> rings_;

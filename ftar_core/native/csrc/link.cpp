@@ -327,6 +327,12 @@ void LinkEnd::progress() {
   if (Conn* c = open_conn(active_)) c->on_event(EPOLLIN | EPOLLOUT);
 }
 
+void LinkEnd::add_open(std::vector<Conn*>* out) const {
+  for (Conn* c : conns_) {
+    if (c != nullptr && c->is_open()) out->push_back(c);
+  }
+}
+
 void LinkEnd::tick(double now) {
   if (closed_) return;
   for (size_t i = 0; i < rails_.size(); ++i) {

@@ -76,6 +76,7 @@ class LinkEnd : public ConnUser, public BeatSink {
 
   void tick(double now_ms);
   void progress();  // move in this thread what can be moved; for a caller that waits in a loop
+  void add_open(std::vector<Conn*>* out) const;
   // Ends the link here; the peer is told why. No memory of the caller is touched afterwards.
   void close(const std::string& reason, bool left_epoch);
 

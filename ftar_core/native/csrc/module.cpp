@@ -65,6 +65,21 @@ std::vector<Member> members_of(const nb::list& list) {
   return out;
 }
 
+struct Buffers {
+  const void* src;
+  void* dst;
+  DType dtype;
+};
+
+Buffers buffers(uint64_t src, uint64_t dst, uint64_t count, int dtype) {
+  const DType d = dtype_of(dtype);
+  const Buffers b{memory(src, count), const_cast<void*>(memory(dst, count)), d};
+  if (count > (uint64_t{1} << 48)) throw nb::value_error("count is too large");
+  const uint64_t bytes = count * element_bytes(d);
+  if (src < dst + bytes && dst < src + bytes) throw nb::value_error("src and dst overlap");
+  return b;
+}
+
 nb::dict to_dict(const Event& e) {
   nb::dict d;
   d["type"] = e.type;
@@ -168,17 +183,27 @@ void bind_engine(nb::module_& m) {
           "submit",
           [](Engine& self, nb::bytes epoch, uint64_t step, uint32_t bucket, uint64_t src, uint64_t dst, uint64_t count, int dtype) {
             const std::string key = text(epoch);
-            const DType d = dtype_of(dtype);
-            const void* from = memory(src, count);
-            void* to = const_cast<void*>(memory(dst, count));
-            if (count > (uint64_t{1} << 48)) throw nb::value_error("count is too large");
-            const uint64_t bytes = count * element_bytes(d);
-            if (src < dst + bytes && dst < src + bytes) throw nb::value_error("src and dst overlap");
+            const Buffers b = buffers(src, dst, count, dtype);
             nb::gil_scoped_release release;
-            self.submit(key, step, bucket, from, to, count, d);
+            self.submit(key, step, bucket, b.src, b.dst, count, b.dtype);
           },
           nb::arg("epoch"), nb::arg("step"), nb::arg("bucket"), nb::arg("src"), nb::arg("dst"), nb::arg("count"),
           nb::arg("dtype"))
+      .def(
+          "reduce",
+          [](Engine& self, nb::bytes epoch, uint64_t step, uint32_t bucket, uint64_t src, uint64_t dst, uint64_t count, int dtype,
+             int timeout_ms) -> nb::object {
+            const std::string key = text(epoch);
+            const Buffers b = buffers(src, dst, count, dtype);
+            std::optional<Event> event;
+            {
+              nb::gil_scoped_release release;
+              event = self.reduce(key, step, bucket, b.src, b.dst, count, b.dtype, timeout_ms);
+            }
+            return event ? nb::object(to_dict(*event)) : nb::none();
+          },
+          nb::arg("epoch"), nb::arg("step"), nb::arg("bucket"), nb::arg("src"), nb::arg("dst"), nb::arg("count"),
+          nb::arg("dtype"), nb::arg("timeout_ms"))
       .def("abort", &Engine::abort, nogil)
       .def("links",
            [](Engine& self) {

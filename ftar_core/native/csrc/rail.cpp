@@ -2,6 +2,7 @@
 #include "rail.h"
 
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -77,6 +78,7 @@ void Conn::set_mask() {
   // A paused connection still has to notice that the peer is gone.
   uint32_t mask = paused_ ? EPOLLRDHUP : EPOLLIN;
   if (want_write_ || stage_ == Stage::connecting) mask |= EPOLLOUT;
+  if (lent_) mask = 0;
   if (mask != mask_) transport_.watch(fd_, id_, mask_ = mask, false);
 }
 
@@ -280,6 +282,15 @@ void Conn::kick() {
 
 void Conn::kick_later() {
   if (stage_ == Stage::open) transport_.soon(id_);
+}
+
+void Conn::lend(bool lent) {
+  lent_ = lent;
+  set_mask();
+}
+
+short Conn::poll_events() const {
+  return static_cast<short>((paused_ ? POLLRDHUP : POLLIN) | (want_write_ ? POLLOUT : 0));
 }
 
 void Conn::admit(ConnUser* user, int slot) {

@@ -79,6 +79,10 @@ class Conn {
   void flush();         // send what can be sent; pulls data frames
   void kick();          // ask the user again for the place of the frame that waits, and for frames to send
   void kick_later();    // the same, on the I/O thread
+  // A caller that waits for what this connection brings watches it itself, and the I/O thread does not meanwhile: two
+  // threads that wake for the same bytes cost more than the bytes.
+  void lend(bool lent);
+  short poll_events() const;  // what to wait for in poll(2)
   // Close without telling the user. polite: deliver what is queued (a goodbye); else reset, so that nothing of this
   // connection reaches the peer any more, not even when a dead rail comes back.
   void close(bool polite);
@@ -128,6 +132,7 @@ class Conn {
 
   // receiving
   bool paused_ = false;
+  bool lent_ = false;
   size_t begin_ = 0;
   size_t end_ = 0;
   FrameHeader in_;

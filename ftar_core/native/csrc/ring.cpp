@@ -12,8 +12,10 @@ namespace {
 constexpr int kChunkBits = 20;
 constexpr uint32_t kChunkMask = (1u << kChunkBits) - 1;
 constexpr int kMaxMembers = 2048;  // two rounds of hops fit the remaining 12 bits
-// Up to here every member's copy travels: the wire time of the copies is below what one more hop costs.
+// Up to here every member's copy travels: the wire time of the copies is below what one more hop costs. Two members
+// send as many bytes either way, so they save a hop and the acknowledgements at any size; the copies' memory is the limit.
 constexpr uint64_t kSmallBytes = 8192;
+constexpr uint64_t kSmallBytesOfTwo = 128 * 1024;
 // Up to here a caller sends by itself instead of waking the I/O thread: the copy to the kernel costs less than the wake-up.
 constexpr uint64_t kInlineBytes = 32768;
 
@@ -146,7 +148,8 @@ std::string Ring::problem(uint64_t step, uint32_t bucket, uint64_t count, DType 
   return "";
 }
 
-void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype) {
+void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype,
+                  bool inline_send) {
   const auto report = [&](const char* type, const std::string& reason) {
     Event e = event(type);
     e.step = step;
@@ -164,13 +167,19 @@ void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, ui
   op->dtype = dtype;
   op->element = element_bytes(dtype);
   const uint64_t bytes = count * op->element;
-  op->small = bytes <= kSmallBytes;
+  op->small = bytes <= (size_ == 2 ? kSmallBytesOfTwo : kSmallBytes);
   if (size_ == 1 || count == 0) {
     if (bytes > 0) std::memcpy(op->dst, op->src, bytes);
     return report("reduced", "");
   }
   if (op->small) {
-    op->copies.resize(bytes * static_cast<uint64_t>(size_));
+    op->spares = spares_;
+    const uint64_t wanted = bytes * static_cast<uint64_t>(size_);
+    if (!spares_->empty()) {
+      op->copies = std::move(spares_->back());
+      spares_->pop_back();
+    }
+    if (op->copies.size() < wanted) op->copies.resize(wanted);
     std::memcpy(op->copies.data() + bytes * static_cast<uint64_t>(me_), op->src, bytes);
     op->to_receive = static_cast<uint64_t>(size_ - 1);
   } else {
@@ -186,7 +195,7 @@ void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, ui
   } else {
     send_segment(op);
   }
-  const bool now = bytes <= kInlineBytes;
+  const bool now = inline_send || bytes <= kInlineBytes;
   out_->pump(now);
   // Sending may have found the peer gone.
   if (broken_.empty()) in_->places_changed(now);

@@ -91,8 +91,10 @@ class Ring final : public LinkOwner, public RecvSink {
   void activate() { active_ = true; }
   // Empty, or why an operation like this cannot be (std::invalid_argument for the caller).
   std::string problem(uint64_t step, uint32_t bucket, uint64_t count, DType dtype) const;
-  void submit(uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype);
+  // inline_send: the caller will wait and carries the bytes itself, whatever their number.
+  void submit(uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype, bool inline_send);
   void admit(Conn& conn);  // a proven connection that names this epoch
+  void add_open(std::vector<Conn*>* out) const;  // the connections of both links
   void close(const std::string& reason, bool left_epoch);
   std::vector<LinkStat> links(double now_ms) const;
   const std::string& epoch() const { return epoch_; }
@@ -106,6 +108,10 @@ class Ring final : public LinkOwner, public RecvSink {
   void received(const FrameHeader& message) override;
 
  private:
+  // Memory of earlier copies: fresh pages for each operation would cost more than the copying.
+  using Spares = std::vector<std::vector<std::byte>>;
+  static constexpr size_t kMaxSpare = 1u << 20;
+  static constexpr size_t kMaxSpares = 8;
   struct Operation {
     uint64_t step;
     uint32_t bucket;
@@ -118,6 +124,10 @@ class Ring final : public LinkOwner, public RecvSink {
     uint64_t to_receive = 0;  // messages
     uint64_t to_acknowledge = 0;
     std::vector<std::byte> copies;  // small: one per member, by slot
+    std::shared_ptr<Spares> spares;
+    ~Operation() {
+      if (spares && copies.size() <= kMaxSpare && spares->size() < kMaxSpares) spares->push_back(std::move(copies));
+    }
   };
   struct Chunk {
     uint64_t at;     // first element
@@ -149,6 +159,7 @@ class Ring final : public LinkOwner, public RecvSink {
   std::unique_ptr<SendLink> out_;
   std::unique_ptr<RecvLink> in_;
   std::map<Key, std::shared_ptr<Operation>> operations_;
+  std::shared_ptr<Spares> spares_ = std::make_shared<Spares>();
   bool active_ = false;
   bool ready_told_ = false;
   std::string broken_;       // why no operation can complete here any more

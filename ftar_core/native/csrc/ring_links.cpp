@@ -82,6 +82,11 @@ void Ring::link_over(LinkEnd& link, const std::string& reason, bool left_epoch) 
   }
 }
 
+void Ring::add_open(std::vector<Conn*>* out) const {
+  if (out_) out_->add_open(out);
+  if (in_) in_->add_open(out);
+}
+
 std::vector<LinkStat> Ring::links(double now) const {
   std::vector<LinkStat> out;
   for (const LinkEnd* link : {static_cast<const LinkEnd*>(out_.get()), static_cast<const LinkEnd*>(in_.get())}) {
