@@ -140,6 +140,9 @@ def ended(bench: Callable[[], int]) -> int:
         if error.hint:
             print(f"next:  {error.hint}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:  # a full disk, a file that cannot be written
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -1,0 +1,63 @@
+"""The striping benchmark on rails of limited rate, and what it says to wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("ftar_core.native._core")
+from ftar_core.bench.__main__ import main
+from ftar_core.bench.stripe import Case
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_the_plugin_on_one_rail_beside_a_bare_stream() -> None:
+    args = ["--modes", "backup", "--rates", "200+100", "--size", "256K", "--seconds", "0.4", "--rounds", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ftar_core.bench", "stripe", *args, "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["schema"], report["bench"]) == (1, "stripe")
+    assert [(row["rails_mbit"], row["mode"]) for row in report["rows"]] == [("200", "socket"), ("200", "backup")]
+    bare, ours = report["rows"]
+    assert bare["goal"] is bare["met"] is None
+    assert 0 < bare["mbit"] < 220  # the limit is in force
+    assert ours["ratio_rail"] == pytest.approx(ours["mbit"] / bare["mbit"], abs=0.01)
+    assert ours["met"] is (ours["ratio_rail"] >= ours["goal"] == 0.98)
+
+
+def test_goals() -> None:
+    assert Case((1000, 1000), "stripe").goal() == 1.9
+    assert Case((1000, 250), "stripe").goal() == pytest.approx(1.1875, abs=0.001)
+    assert Case((1000, 250), "backup").shown() == "1000"
+    assert Case((1000, 250), "stripe").shown() == "1000+250"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("stripe", "--rates", "1000"), "'1000': two to four rates"),
+        (("stripe", "--rates", "1000+fast"), "'1000+fast'"),
+        (("stripe", "--rates", "1+1"), "10 to 100000"),
+        (("stripe", "--modes", "bond"), "'bond'; there are socket, backup, stripe"),
+        (("stripe", "--size", "1M,2M"), "one size"),
+        (("stripe", "--seconds", "0"), "--seconds"),
+        (("stripe", "--rounds", "0"), "--rounds"),
+    ],
+)
+def test_wrong_input_is_named(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert said in err
