@@ -33,6 +33,7 @@ from agents.injection.layout import ledger_directory, scratch_directory
 from agents.injection.ledger import Ledger, LedgerError
 from agents.job import JobRelay
 from agents.monitors.gpus import GpuMonitor
+from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.nics import NicMonitor
 from agents.monitors.poller import Poller
 from agents.monitors.processes import ProcessMonitor
@@ -150,6 +151,7 @@ class _Daemon:
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
         self._poller = Poller(parts, nics, ProcessMonitor(), settings.poll_s, emit)
         self._gpus = GpuMonitor(settings.nvml_deadline_s)
+        self._links = LinkPoller(parts, settings.poll_s, emit)
         relay = JobRelay(settings.coordinator)
         self._agent = Agent(
             settings=settings,
@@ -159,6 +161,7 @@ class _Daemon:
             events=self._events,
             poller=self._poller,
             gpus=self._gpus,
+            links=self._links,
             relay=relay,
             replicas=ReplicaActions(relay, self._supervisor, settings.supervision.grace_s),
             kennel=self._kennel,
@@ -181,6 +184,8 @@ class _Daemon:
             self._gpus.start()
             where = ", ".join(str(w) for w in (self._listeners.tcp_address, self._agent.settings.unix_socket) if w)
             self._events.emit("agent.started", node, f"pid {os.getpid()}, listens on {where}")
+            if self._agent.settings.watch_links:
+                self._links.start()
             asyncio.run(self._serve())
         finally:
             left = self._close(stop_replicas=stop_replicas)
@@ -217,6 +222,7 @@ class _Daemon:
             self._kennel.close()
         self._poller.close()
         self._gpus.close()
+        self._links.close()
         if self._supervisor is not None:
             self._supervisor.close(keep_processes=not stop_replicas)
         if self._registry is not None:

@@ -65,6 +65,7 @@ class AgentSettings(Section):
     default_duration_s: float = Field(default=60.0, gt=0)
     max_duration_s: float = Field(default=900.0, gt=0, le=86_400)
     poll_s: float = Field(default=1.0, ge=0.1, le=60)
+    watch_links: bool = True  # ask processes with links for their state (ftctl links)
     nvml_deadline_s: float = Field(default=5.0, ge=0.1, le=600)
     sysfs_root: Path = Path("/sys")
     coordinator: CoordinatorAccess | None = None

@@ -101,6 +101,7 @@ def node_view(agent: Agent) -> NodeView:
             "gpus": gpus,
             "ranks": agent.parts.ranks(),
             "processes": processes,
+            "link_processes": agent.links.views(),
             "faults": faults,
             "problems": found,
         }

@@ -8,6 +8,7 @@ Every error, whatever the status, is an ErrorBody. `Authorization: Bearer TOKEN`
 | GET /healthz | none | | Alive |
 | GET /v1/node | viewer | | NodeView |
 | GET /v1/events?after=SEQ&limit=N&wait_s=S | viewer | long poll, at most 30 s | EventsAnswer |
+| GET /v1/links?pid=P&rail=R&state=S&each=BOOL&limit=N | viewer | | LinksAnswer |
 | GET /v1/fault-kinds | viewer | | list[FaultSpec] |
 | GET /v1/faults | viewer | | list[FaultView] (open ones, and those reverted in the last hour) |
 | POST /v1/faults | chaos | InjectRequest | FaultView |
@@ -195,6 +196,92 @@ class RankView(Answer):
     silent_s: float = 0.0  # since the last report
 
 
+class LinkRailView(Answer):
+    """One rail of a process, over all its connections.
+
+    `state` is the worst one of them (UP, HOLD, PROBING, DOWN), with the reason of that connection and its age. `moved`:
+    connections that prefer this rail and send over another one now, by that one's name. `flaps` is the most of one
+    connection, not yet forgotten; `detect_ms` how long the last loss took to notice, the longest of them.
+    """
+
+    rail: str
+    device: str
+    address: str
+    links: int
+    states: dict[str, int] = Field(default_factory=dict)
+    state: str = ""
+    reason: str = ""
+    since_s: float = 0.0
+    active: int = 0  # connections whose data it carries
+    moved: dict[str, int] = Field(default_factory=dict)
+    flaps: int = 0
+    bytes: int = 0
+    hold_left_s: float = 0.0
+    detect_ms: float | None = None
+    retransmits: int = 0
+
+    @property
+    def up(self) -> int:
+        return self.states.get("UP", 0)
+
+
+class LinkProcessView(Answer):
+    """A process with links, found by its status socket. kind: ring (a training rank's) | nccl (the NCCL plugin's).
+
+    `rank` is its RANK as text, `name` what its peers call it. `silent_s`: since its last answer; `note` says why.
+    """
+
+    pid: int
+    uid: int
+    kind: str
+    job: str
+    name: str
+    rank: str
+    mode: str
+    age_s: float
+    silent_s: float = 0.0
+    note: str = ""
+    links: int = 0
+    left_out: int = 0  # links that found no room in its answer
+    peers: int = 0
+    resumes: int = 0
+    rails: list[LinkRailView] = Field(default_factory=list)
+
+
+class LinkRow(Answer):
+    """Connections of one process to one peer over one rail, in one direction; with `each`, one connection (`link`)."""
+
+    pid: int
+    kind: str
+    rank: str
+    name: str
+    peer: str
+    direction: str  # out | in
+    rail: str
+    device: str
+    address: str  # the peer's
+    link: int | None = None
+    links: int
+    up: int
+    state: str  # the worst
+    reason: str
+    since_s: float
+    active: int
+    flaps: int
+    resumes: int
+    bytes: int
+    hold_left_s: float = 0.0
+    detect_ms: float | None = None
+    retransmits: int = 0
+
+
+class LinksAnswer(Answer):
+    """GET /v1/links. `left_out`: rows beyond the limit."""
+
+    links: list[LinkRow]
+    left_out: int = 0
+
+
 class FaultView(Answer):
     id: str
     kind: str
@@ -245,6 +332,7 @@ class NodeView(Answer):
     gpus: GpuSummary
     ranks: list[RankView]
     processes: list[ProcessView]
+    link_processes: list[LinkProcessView] = Field(default_factory=list)
     faults: list[FaultView]  # not reverted ones, and those reverted in the last minute
     problems: list[ProblemView]
 

@@ -21,6 +21,7 @@ from agents.host.errors import HostError
 from agents.injection.kennel import Kennel
 from agents.job import JobRelay
 from agents.monitors.gpus import GpuMonitor
+from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.poller import Poller
 from agents.node import Parts
 from agents.problems import ApiProblem
@@ -99,6 +100,7 @@ class Agent:
     events: EventLog
     poller: Poller
     gpus: GpuMonitor
+    links: LinkPoller
     relay: JobRelay
     replicas: ReplicaActions
     kennel: Kennel

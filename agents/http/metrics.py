@@ -11,7 +11,9 @@ from prometheus_client.registry import Collector
 from agents.api.models import NodeView
 from agents.api.words import FaultState, Health
 from agents.http.context import Agent
+from agents.monitors.links import COUNTED_RAILS, OTHER, Counters
 from agents.views import node_view
+from ftar_core.wire.linkstatus import STATES
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 HEALTH_NUMBER = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.UNHEALTHY: 2, Health.UNKNOWN: -1}
@@ -20,19 +22,21 @@ COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_
 
 def render(agent: Agent) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Node(node_view(agent)))
+    registry.register(_Node(node_view(agent), agent.links.counters()))
     return bytes(generate_latest(registry))
 
 
 class _Node(Collector):
-    def __init__(self, view: NodeView) -> None:
+    def __init__(self, view: NodeView, counters: Counters) -> None:
         self._view = view
+        self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
         yield from self._agent()
         yield from self._nics()
         yield from self._gpus()
         yield from self._replicas()
+        yield from self._links()
 
     def _agent(self) -> Iterator[Metric]:
         view = self._view
@@ -85,6 +89,46 @@ class _Node(Collector):
         for process in self._view.processes:
             restarts.add_metric((process.replica, str(process.rank)), process.restarts)
         yield restarts
+
+    def _links(self) -> Iterator[Metric]:
+        """By kind of process and rail, never by connection; rails beyond COUNTED_RAILS are one."""
+        processes = self._view.link_processes
+        kinds = sorted({p.kind for p in processes if p.kind})
+        counts = [((kind,), sum(p.kind == kind for p in processes)) for kind in kinds]
+        yield _gauge("ftctl_link_processes", "Processes with links", counts, ("kind",))
+        silent = max((p.silent_s for p in processes), default=0.0)
+        yield _gauge("ftctl_link_silence_seconds", "Since the last answer of the most silent process", [((), silent)])
+        states: dict[tuple[str, str, str], int] = {}
+        flaps: dict[tuple[str, str], int] = {}
+        hold: dict[tuple[str, str], float] = {}
+        for process in processes:
+            for rail in process.rails:
+                key = (process.kind, rail.rail)
+                if key not in flaps and len(flaps) >= COUNTED_RAILS:
+                    key = (process.kind, OTHER)
+                flaps[key] = max(flaps.get(key, 0), rail.flaps)
+                hold[key] = max(hold.get(key, 0.0), rail.hold_left_s)
+                for state in STATES:
+                    where = (key[0], key[1], state)
+                    states[where] = states.get(where, 0) + rail.states.get(state, 0)
+        labels = ("kind", "rail")
+        yield _gauge(
+            "ftctl_links", "Connections by the state of a rail", list(states.items()), ("kind", "rail", "state")
+        )
+        yield _gauge("ftctl_link_flaps", "Most losses of one connection not yet forgotten", list(flaps.items()), labels)
+        yield _gauge("ftctl_link_hold_down_seconds", "Longest hold-down left", list(hold.items()), labels)
+        for name, text, values in (
+            ("bytes", "Bytes that connections sent or received, with their headers", self._counters.bytes),
+            ("losses", "Times a connection lost a rail", self._counters.losses),
+        ):
+            family = CounterMetricFamily(f"ftctl_link_{name}", text, labels=labels)
+            for counted, value in sorted(values.items()):
+                family.add_metric(counted, value)
+            yield family
+        family = CounterMetricFamily("ftctl_link_resumes", "Times data went on over another rail", labels=("kind",))
+        for kind, value in sorted(self._counters.resumes.items()):
+            family.add_metric((kind,), value)
+        yield family
 
 
 def _bytes(mb: float | None) -> float | None:

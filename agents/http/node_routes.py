@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from agents.api.models import Alive, EventsAnswer, NodeView
+from agents.api.models import Alive, EventsAnswer, LinksAnswer, NodeView
 from agents.http import metrics
 from agents.http.auth import ThisAgent, Viewer
 from agents.http.context import VERSION, Agent
@@ -31,6 +31,21 @@ async def healthz(agent: ThisAgent) -> Alive:
 async def node(agent: ThisAgent, _who: Viewer) -> NodeView:
     """Everything this agent knows about its node."""
     return node_view(agent)
+
+
+@router.get("/v1/links", tags=["node"])
+def links(  # noqa: PLR0917
+    agent: ThisAgent,
+    _who: Viewer,
+    pid: Annotated[int | None, Query(ge=1)] = None,
+    rail: Annotated[str, Query(max_length=64)] = "",
+    state: Annotated[str, Query(max_length=16)] = "",
+    each: bool = False,
+    limit: Annotated[int, Query(ge=1, le=20_000)] = 2000,
+) -> LinksAnswer:
+    """The links of the processes on this node: by peer and rail, or each connection. On a thread: there may be many."""
+    rows = agent.links.rows(pid=pid, rail=rail, state=state, each=each)
+    return LinksAnswer(links=rows[:limit], left_out=max(0, len(rows) - limit))
 
 
 @router.get("/v1/events", tags=["node"])

@@ -45,6 +45,7 @@ class LiveAgent:
             "listen": None,
             "unix_socket": str(self.socket),
             "tokens_file": str(tokens),
+            "watch_links": False,  # other tests have links in this namespace too
             **settings,
         }
         self.process: subprocess.Popen[bytes] | None = None

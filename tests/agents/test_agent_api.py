@@ -70,6 +70,7 @@ ROLES: list[tuple[str, str, str, Any]] = [
     ("viewer", "GET", "/v1/faults", None),
     ("viewer", "GET", "/v1/fault-kinds", None),
     ("viewer", "GET", "/v1/events", None),
+    ("viewer", "GET", "/v1/links", None),
     ("viewer", "GET", "/metrics", None),
     ("viewer", "GET", "/openapi.json", None),
     ("operator", "POST", "/v1/faults/revert-all", None),

@@ -38,6 +38,7 @@ Engine::Engine(const std::string& job, const std::string& token, std::string nam
   if (event_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
   for (const RailConfig& r : rails) polls_carrier_ = polls_carrier_ || !r.device.empty();
   transport_.poll_carriers();
+  transport_.status().open({"ring", job, name_});
   transport_.start([this](Conn& conn) { on_proven(conn); }, [this](double now) { return on_tick(now); });
 }
 

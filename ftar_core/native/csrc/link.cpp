@@ -1,6 +1,7 @@
 // What both ends of a link share. See link.h; the sender is link_send.cpp, the receiver link_recv.cpp.
 #include "link.h"
 
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -34,6 +35,7 @@ LinkEnd::LinkEnd(Transport& transport, LinkOwner& owner, LinkName name, std::vec
       started_ms_(Transport::now_ms()),
       per_rail_(rails_.size()) {
   transport_.add_sink(tag_, sender_, key_, this);
+  transport_.status().add(*this);
 }
 
 LinkEnd::~LinkEnd() { close("closed", true); }
@@ -61,6 +63,14 @@ LinkRailStat LinkEnd::stat(int slot) const {
   LinkRailStat s{health_.rail(slot), slot == active_, per_rail_[i].bytes_before};
   if (const Conn* c = conns_[i]) s.bytes += sender_ ? c->bytes_sent() : c->bytes_received();
   return s;
+}
+
+int LinkEnd::retransmits(int slot) const {
+  const Conn* c = open_conn(slot);
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (c == nullptr || ::getsockopt(c->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
+  return static_cast<int>(info.tcpi_total_retrans);
 }
 
 void LinkEnd::drop_conn(int slot) {
@@ -91,6 +101,7 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
   closed_ = true;
   active_ = -1;
   transport_.remove_sink(tag_, sender_);
+  transport_.status().remove(*this);
   drop_inquiries();
   FrameHeader bye = header(FrameType::goodbye);
   bye.flags = left_epoch ? kLeftEpoch : 0;
@@ -119,7 +130,9 @@ void LinkEnd::over(const std::string& reason, bool left_epoch) {
   if (closed_) return;
   closed_ = true;
   active_ = -1;
+  if (!left_epoch) transport_.status().over(*this, reason);
   transport_.remove_sink(tag_, sender_);
+  transport_.status().remove(*this);
   drop_inquiries();
   for (size_t i = 0; i < conns_.size(); ++i) drop_conn(static_cast<int>(i));
   owner_.link_over(*this, reason, left_epoch);
@@ -224,6 +237,7 @@ void LinkEnd::settle(double now) {
           }
         }
       }
+      transport_.status().changed(*this, change);
       owner_.link_rail(*this, change);
       if (closed_) return;
     }
@@ -357,6 +371,7 @@ void LinkEnd::tick(double now) {
     unreachable_told_ = false;
   } else if (!unreachable_told_) {
     unreachable_told_ = true;
+    transport_.status().unreachable(*this, reason);
     owner_.link_unreachable(*this, reason);
   }
 }

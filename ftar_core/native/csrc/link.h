@@ -89,6 +89,7 @@ class LinkEnd : public ConnUser, public BeatSink {
   int resumes() const { return resumes_; }
   const std::string& rail_name(int slot) const;
   LinkRailStat stat(int slot) const;
+  int retransmits(int slot) const;  // by the present connection's TCP; 0 without one
 
   void conn_open(Conn& conn) override;
   void conn_parked(Conn&) override {}

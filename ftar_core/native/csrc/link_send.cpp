@@ -118,6 +118,7 @@ void SendLink::change_to(int slot, bool planned, const std::string& reason) {
   h.flags = planned ? kPlanned : 0;
   Conn* c = open_conn(slot);
   c->send_control(h);
+  if (!first) transport_.status().moved(*this, slot, reason);
   owner_.link_moved(*this, slot, reason);
   c->flush();
 }

@@ -79,6 +79,7 @@ Transport::~Transport() {
 }
 
 void Transport::close_sockets() {
+  status_.close();
   const auto end = [](int* fd) {
     if (*fd < 0) return;
     keep_in_children(*fd);
@@ -115,6 +116,7 @@ void Transport::stop() {
     thread_.join();
   }
   std::lock_guard lock(mutex_);
+  status_.close();  // nobody would answer there any more
   for (auto& [id, conn] : conns_) retired_.push_back(std::move(conn));
   conns_.clear();
   retired_.clear();
@@ -174,6 +176,9 @@ void Transport::dispatch(uint64_t id, uint32_t events) {
     accept_all(static_cast<int>(id - kListenerId));
   } else if (id >= kUdpId && id < kUdpId + kMaxRails) {
     read_beats(static_cast<int>(id - kUdpId));
+  } else if (id >= StatusSocket::kFirstId && id <= StatusSocket::kLastId) {
+    status_.on_event(id);
+    if (status_.busy()) next_expire_ms_ = std::min(next_expire_ms_, now_ms() + kExpireEveryMs);
   } else if (auto it = conns_.find(id); it != conns_.end()) {
     it->second->on_event(events);
   }
@@ -242,7 +247,8 @@ void Transport::expire(double now) {
     for (size_t r = 0; r < ports_.size(); ++r) watch(ports_[r].sockets.listener, kListenerId + r, EPOLLIN, false);
   }
   std::vector<uint64_t> late;
-  bool waiting = listen_again_ms_ > 0;
+  status_.expire(now);
+  bool waiting = listen_again_ms_ > 0 || status_.busy();
   for (const auto& [id, conn] : conns_) {
     if (conn->is_open() || conn->stage() == Conn::Stage::closed) continue;
     waiting = true;

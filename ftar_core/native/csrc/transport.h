@@ -22,6 +22,7 @@
 #include "netio.h"
 #include "options.h"
 #include "rail.h"
+#include "status_socket.h"
 
 namespace ftar {
 
@@ -93,6 +94,7 @@ class Transport {
   void remove_sink(uint64_t tag, bool sender) { sinks_.erase({tag, sender}); }
   void send_beat(int rail, const Address& to, const Beat& beat, const std::string& key);
   void wake();  // run on_tick soon
+  StatusSocket& status() { return status_; }
 
   // For connections.
   void watch(int fd, uint64_t id, uint32_t events, bool add);
@@ -126,6 +128,7 @@ class Transport {
   Options options_;
   std::vector<RailPort> ports_;
   CarrierReader carriers_;
+  StatusSocket status_{*this};
   int epoll_ = -1;
   int wake_ = -1;
   FairMutex mutex_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "../crypto.h"
@@ -32,6 +33,9 @@ std::string hex(std::string_view bytes) {
   return out;
 }
 
+// How peers and operators call a process: the half of a listener's nonce that all its listeners have in common.
+std::string process_name(std::string_view nonce) { return "p" + hex(nonce.substr(0, kSecretBytes / 2)); }
+
 // "SLOT/P,P,..."; false if it is anything else.
 bool parse_slots(const std::string& text, size_t rails, size_t* slot, std::vector<int>* positions) {
   const char* p = text.data();
@@ -55,7 +59,8 @@ Core::Core(Settings settings, LogFunction log)
       nics_(find_rails(settings_.rails)),
       preference_(preference(nics_, settings_.backups)),
       secret_(random_bytes(kSecretBytes)),
-      name_("p" + hex(random_bytes(8))),
+      id_(random_bytes(kSecretBytes / 2)),
+      name_(process_name(id_)),
       token_key_(settings_.token.empty() ? "" : link_key(settings_.token, kJob)),
       logger_(log),
       transport_(token_key_.empty() ? link_key(secret_, kJob) : token_key_, settings_.options, configs(nics_)) {
@@ -71,6 +76,8 @@ Core::Core(Settings settings, LogFunction log)
     logger_.write(kLogWarn, "a link over one rail is unprotected: it dies with its NIC or cable");
   }
   transport_.poll_carriers();
+  const char* job = ::getenv("FTAR_JOB");
+  transport_.status().open({"nccl", job == nullptr ? "" : job, name_});
   transport_.start([this](Conn& conn) { on_proven(conn); }, [this](double now) { return on_tick(now); });
 }
 
@@ -87,7 +94,7 @@ void Core::shut_down() {
 
 Listener* Core::listen(int device, unsigned char* out) {
   auto listener = std::make_unique<Listener>(*this);
-  listener->nonce = random_bytes(kSecretBytes);
+  listener->nonce = id_ + random_bytes(kSecretBytes - id_.size());
   Handle handle;
   handle.device = device;
   handle.needs_token = !token_key_.empty();
@@ -120,7 +127,7 @@ SendComm* Core::connect(int device, const unsigned char* bytes) {
   LinkName name;
   name.epoch = handle.nonce;
   name.from = name_;
-  name.to = "listener";
+  name.to = process_name(handle.nonce);
   name.key = handle.needs_token ? token_key_ : link_key(handle.secret, kJob);
   std::lock_guard lock(transport_.mutex());
   name.from_incarnation = ++connections_;

@@ -66,6 +66,7 @@ class Core {
   const std::vector<Nic> nics_;
   const std::vector<std::vector<int>> preference_;
   const std::string secret_;
+  const std::string id_;    // of this process, in the nonces of its listeners
   const std::string name_;  // of this process, in hellos
   const std::string token_key_;
   Logger logger_;

@@ -6,6 +6,8 @@
 // The rails stand in the order of preference of the listener's device: its own NIC, its backup, the others. 14 IPv4 or
 // four IPv6 rails fit; more are left out.
 //
+// The first half of the nonce is the same for all listeners of a process: its name for operators.
+//
 // The secret is what a connection has to prove (frame.h): random, made anew by every process that listens. It travels
 // over NCCL's bootstrap, which is neither encrypted nor authenticated, so it keeps out whoever cannot read that: another
 // job's ranks, a scanner, a stale peer. Where that is too little, FTAR_TOKEN_FILE holds the proof, and the handle then
