@@ -1,5 +1,6 @@
 """The contract of the native core (csrc/module.cpp). All calls are thread-safe; the blocking ones release the GIL."""
 
+from collections.abc import Callable
 from typing import TypedDict
 
 ABI: int
@@ -29,7 +30,7 @@ class Member(TypedDict):
     rails: list[tuple[str, str, int]]  # (rail, addr, port)
 
 class Event(TypedDict, total=False):
-    """type: ready | reduced | failed | rail | unreachable | peer_gone
+    """type: ready | reduced | failed | rail | unreachable | peer_gone | refused
 
     ready        {epoch}                                    all links of a prepared epoch are up
     reduced      {epoch, step, bucket}                      the all-reduce of a bucket is complete in dst
@@ -37,6 +38,7 @@ class Event(TypedDict, total=False):
     rail         {epoch, peer, rail, direction, state, reason, active, detect_ms}
     unreachable  {epoch, peer, reason}                      all rails to the peer dead for unreachable_ms
     peer_gone    {epoch, peer, reason}                      the peer closed its links (its process ended)
+    refused      {peer, reason}                             a host speaks another version of the wire protocol
     """
 
     type: str
@@ -164,6 +166,53 @@ class LinkHealth:
     def connecting(self, rail: int, now_ms: float) -> None: ...
     def preferred(self) -> int: ...
     def unreachable(self, now_ms: float) -> str: ...
+
+Frame = tuple[int, int, int, int, int, int]  # generation, seq, offset, length, total, address of the payload
+
+class Outbox:
+    """A sender's book: what to send, what is on which connection, what of it never arrived (csrc/outbox.h)."""
+
+    def __init__(self, rails: int, window_bytes: int) -> None: ...
+    def push(self, address: int, bytes: int) -> None: ...
+    def opened(self, rail: int) -> int:
+        """The generation of the new connection."""
+
+    def closed(self, rail: int) -> int:
+        """The generation to ask about, or 0."""
+
+    def keep_from(self, rail: int) -> int: ...
+    def next(self, rail: int, most: int) -> Frame | None: ...
+    def questions(self) -> list[tuple[int, int]]:
+        """(rail, generation), unanswered."""
+
+    def acknowledged(self, seq: int) -> int:
+        """How many messages that completes."""
+
+    def answered(self, generation: int, frames: int, bytes: int) -> str:
+        """Empty, or what is impossible about the answer."""
+
+class Inbox:
+    """A receiver's book (csrc/inbox.h); place(seq, total) gives an address, or None for "later"."""
+
+    def __init__(self, rails: int, place: Callable[[int, int], int | None]) -> None: ...
+    def opened(self, rail: int, generation: int, keep_from: int, window: int) -> str: ...
+    def begins(self, rail: int, frame: Frame) -> tuple[int | None, str]:
+        """(address or None for "not yet", why it is refused)"""
+
+    def arrived(self, rail: int, bytes: int) -> None: ...
+    def complete(self, rail: int) -> None: ...
+    def closed(self, rail: int) -> None: ...
+    def generation(self, rail: int) -> int: ...
+    def lost(self, rail: int, generation: int, keep_from: int) -> tuple[int, int, int]:
+        """(whole frames, bytes of the next, messages complete)"""
+
+    def next(self) -> int | None:
+        """The next message, if it is complete."""
+
+    def find_places(self) -> None: ...
+    def waits(self) -> bool: ...
+    def next_seq(self) -> int: ...
+    def fault(self) -> str: ...
 
 class Heartbeat:
     """A native thread that sends ftar_core.wire.heartbeat datagrams to the coordinator, GIL or no GIL."""

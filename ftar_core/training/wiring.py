@@ -237,6 +237,8 @@ class Wiring:
                     self.post(PeerUnreachable(event["peer"], epoch.id, event["reason"]))
             elif kind == "rail":
                 self._rail_changed(event)
+            elif kind == "refused":
+                log.warning("a connection from %s is refused: it %s", event["peer"], event["reason"])
             else:  # failed, peer_gone: the coordinator hears of a dead peer itself, and its NewEpoch is the answer
                 log.info("%s: %s %s", kind, event.get("peer", ""), event.get("reason", ""))
                 if kind == "peer_gone":

@@ -107,7 +107,7 @@ def test_hmac_is_the_standards(size: int) -> None:
 HEADER = struct.Struct("<4sBBHIIQQQQQII")
 
 
-def frame(kind: int, length: int = 0, offset: int = 0, total: int = 0, magic: bytes = b"FTL1") -> bytes:
+def frame(kind: int, length: int = 0, offset: int = 0, total: int = 0, magic: bytes = b"FTL2") -> bytes:
     return HEADER.pack(magic, kind, 0, 0, 1, length, 7, 0, offset, total, 1, 2, 3)
 
 
@@ -117,12 +117,12 @@ def test_frames_that_cannot_be_are_named() -> None:
     assert core.check_frame(frame(2)) == ""
     wrong = {
         "not a frame": frame(1, magic=b"GET "),
-        "unknown type": frame(7),
+        "unknown type": frame(9),
         "beyond its message": frame(1, length=11, offset=5, total=15),
         "reaches beyond": frame(1, length=1, offset=2**64 - 1, total=2**64 - 1),
         "longer than the limit": frame(1, length=2**32 - 1, total=2**64 - 1),
         "empty part": frame(1, length=0, offset=1, total=2),
-        "control frame longer": frame(5, length=10_000),
+        "control frame longer": frame(7, length=10_000),
         "with a payload": frame(2, length=4),
         "64 bytes": b"short",
     }

@@ -44,9 +44,9 @@ def test_junk_ends_its_own_connection_only(junk: str) -> None:
     payload = {
         "random": rng.randbytes(5000),
         "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        "hello-prefix": struct.pack("<4sHH", b"FTLH", 1, 0),
-        "huge-length": struct.pack("<4sHH", b"FTLH", 1, 65535) + rng.randbytes(2000),
-        "right-size-wrong-proof": struct.pack("<4sHH", b"FTLH", 1, 100) + rng.randbytes(100),
+        "hello-prefix": struct.pack("<4sHH", b"FTLH", 2, 0),
+        "huge-length": struct.pack("<4sHH", b"FTLH", 2, 65535) + rng.randbytes(2000),
+        "right-size-wrong-proof": struct.pack("<4sHH", b"FTLH", 2, 100) + rng.randbytes(100),
     }[junk]
     with Cluster(2) as cluster:
         epoch = cluster.start()
@@ -117,7 +117,7 @@ def test_forged_heartbeats_and_datagrams_of_any_size() -> None:
                 for size in [0, 1, 47, 48, 49, 1400]:
                     udp.sendto(rng.randbytes(size), (address, port))
                 for kind in (1, 2, 3):  # the right form, without the key: 3 would be a goodbye
-                    forged = struct.pack("<4sBBBB", b"FTLB", 1, kind, 1, 0) + rng.randbytes(40)
+                    forged = struct.pack("<4sBBBB", b"FTLB", 2, kind, 1, 0) + rng.randbytes(40)
                     udp.sendto(forged, (address, port))
         works(cluster, epoch, 1)
         undisturbed(cluster)

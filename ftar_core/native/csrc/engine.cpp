@@ -38,6 +38,13 @@ Engine::Engine(const std::string& job, const std::string& token, std::string nam
   if (event_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
   for (const RailConfig& r : rails) polls_carrier_ = polls_carrier_ || !r.device.empty();
   transport_.poll_carriers();
+  transport_.on_refused([this](const std::string& host, const std::string& reason) {
+    Event e;
+    e.type = "refused";
+    e.peer = host;
+    e.reason = reason;
+    emit(std::move(e));
+  });
   transport_.status().open({"ring", job, name_});
   transport_.start([this](Conn& conn) { on_proven(conn); }, [this](double now) { return on_tick(now); });
 }

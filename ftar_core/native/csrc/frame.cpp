@@ -10,7 +10,7 @@ namespace ftar {
 
 namespace {
 
-constexpr uint32_t kFrameMagic = 0x314c5446;      // "FTL1"
+constexpr uint32_t kFrameMagic = 0x324c5446;      // "FTL2"
 constexpr uint32_t kChallengeMagic = 0x434c5446;  // "FTLC"
 constexpr uint32_t kHelloMagic = 0x484c5446;      // "FTLH"
 constexpr uint32_t kAnswerMagic = 0x414c5446;     // "FTLA"
@@ -110,6 +110,11 @@ const char* FrameHeader::parse(const unsigned char* in) {
   return nullptr;
 }
 
+std::string other_version(uint16_t theirs) {
+  return "speaks wire version " + std::to_string(theirs) + ", this is " + std::to_string(kWireVersion) +
+         ": install the same ftctl on all nodes";
+}
+
 void Challenge::write(unsigned char* out) const {
   put32(out, kChallengeMagic);
   put16(out + 4, kWireVersion);
@@ -119,7 +124,7 @@ void Challenge::write(unsigned char* out) const {
 
 const char* Challenge::parse(const unsigned char* in) {
   if (get32(in) != kChallengeMagic) return "the other side is not a rank of ftar";
-  if (get16(in + 4) != kWireVersion) return "the other side speaks another version of the link protocol";
+  version = get16(in + 4);
   nonce = chars(in + 8, kNonce);
   return nullptr;
 }
@@ -144,12 +149,21 @@ std::string Hello::write(std::string_view key, const Challenge& challenge) const
   return out;
 }
 
-size_t Hello::body_length(const unsigned char* prefix, const char** error) {
+std::string Hello::version_only() {
+  unsigned char prefix[kPrefix];
+  put32(prefix, kHelloMagic);
+  put16(prefix + 4, kWireVersion);
+  put16(prefix + 6, 0);
+  return std::string{chars(prefix, kPrefix)};
+}
+
+size_t Hello::body_length(const unsigned char* prefix, uint16_t* version, const char** error) {
   const size_t length = get16(prefix + 6);
-  *error = get32(prefix) != kHelloMagic           ? "not a rank of ftar"
-           : get16(prefix + 4) != kWireVersion    ? "another version of the link protocol"
-           : length <= kProof || length > kMaxBody ? "a hello of impossible length"
-                                                   : nullptr;
+  *version = get16(prefix + 4);
+  *error = get32(prefix) != kHelloMagic ? "not a rank of ftar" : nullptr;
+  if (*error == nullptr && *version == kWireVersion && (length <= kProof || length > kMaxBody)) {
+    *error = "a hello of impossible length";
+  }
   return *error == nullptr ? length : 0;
 }
 

@@ -7,10 +7,11 @@
 //     acceptor -> Answer(parked | welcome | refused | over, proof)   parked may come before one of the others
 //
 // and then carries frames: a header of 64 bytes and `length` bytes of payload. Every frame has the link's tag (a hash
-// of epoch, both names and both incarnations) and the generation, which rises with every change of rail; a frame of
-// another link or generation ends the connection. Heartbeats are datagrams of 48 bytes with the same tag and a MAC.
-// Numbers are little endian. A parser returns nullptr, or the sentence that says what is wrong; sizes are bounded before
-// anything is stored.
+// of epoch, both names and both incarnations). The sender's first frame on a connection is `open`, which gives it a
+// number among all connections of the link, its generation; a data frame of another link or generation ends the
+// connection. A data frame says by itself where it belongs (message, offset, length of both), so it may come over any
+// connection. Heartbeats are datagrams of 48 bytes with the same tag and a MAC. Numbers are little endian. A parser
+// returns nullptr, or the sentence that says what is wrong; sizes are bounded before anything is stored.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,18 +22,20 @@
 
 namespace ftar {
 
-inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint16_t kWireVersion = 2;
 
 enum class FrameType : uint8_t {
-  data = 1,       // part of message `seq`, at `offset` of `total` bytes
-  ack = 2,        // all messages below `seq` are complete at the receiver
-  change = 3,     // sender: from now on this connection carries the data, under `generation`
-  resume = 4,     // receiver: I have all messages below `seq` and `offset` bytes of that one; go on from there
-  notice = 5,     // rail `rail` is dead for me, payload says why
-  goodbye = 6,    // this link ends on purpose, payload says why; flags: kLeftEpoch
+  data = 1,     // part of message `seq`, at `offset` of `total` bytes
+  ack = 2,      // all messages below `seq` are complete at the receiver
+  open = 3,     // sender: this connection is `generation`; `total`: my window; `step`: forget this rail's generations below
+  lost = 4,     // sender: connection `generation` of `rail` is lost, what came on it? `step`: as above
+  have = 5,     // receiver: `total` whole data frames and `offset` bytes of the next; all messages below `seq` complete
+  carry = 6,    // sender: the rails in the set `total` (a bit each) carry the data now; news, nobody waits for it
+  notice = 7,   // rail `rail` is dead for me, payload says why
+  goodbye = 8,  // this link ends on purpose, payload says why; flags: kLeftEpoch
 };
 inline constexpr uint8_t kAckSoon = 1;    // data: the sender's caller waits for the acknowledgement
-inline constexpr uint8_t kPlanned = 2;    // change: nothing is in flight, the old connection stays
+inline constexpr uint8_t kPlanned = 2;    // carry: no connection was lost
 inline constexpr uint8_t kLeftEpoch = 4;  // goodbye: the process lives on in another epoch
 
 struct FrameHeader {
@@ -57,11 +60,15 @@ struct FrameHeader {
 inline constexpr uint32_t kMaxData = 64u << 20;   // payload of one data frame
 inline constexpr uint32_t kMaxControlText = 240;  // payload of any other frame
 
+// "speaks wire version 1, this is 2: ..."
+std::string other_version(uint16_t theirs);
+
 struct Challenge {
   static constexpr size_t kSize = 24;
   std::string nonce;  // 16 bytes
+  uint16_t version = kWireVersion;
   void write(unsigned char* out) const;
-  const char* parse(const unsigned char* in);
+  const char* parse(const unsigned char* in);  // any version: what another one has behind it is not looked at
 };
 
 struct Hello {
@@ -78,8 +85,11 @@ struct Hello {
 
   // The whole message, with the proof that whoever wrote it knows the key and saw `challenge`.
   std::string write(std::string_view key, const Challenge& challenge) const;
-  // The body's length of a message that begins with these kPrefix bytes; 0 and `error` if it is none.
-  static size_t body_length(const unsigned char* prefix, const char** error);
+  // The body's length of a message that begins with these kPrefix bytes; 0 and `error` if it is none. `version` is
+  // theirs: of another one nothing else is looked at.
+  static size_t body_length(const unsigned char* prefix, uint16_t* version, const char** error);
+  // For an acceptor of another version: just enough to tell it ours.
+  static std::string version_only();
   const char* parse(std::string_view body, std::string_view key, const Challenge& challenge);
 };
 

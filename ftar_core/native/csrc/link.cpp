@@ -5,6 +5,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <bit>
 
 namespace ftar {
 
@@ -54,13 +55,12 @@ FrameHeader LinkEnd::header(FrameType type) const {
   FrameHeader h;
   h.type = type;
   h.tag = tag_;
-  h.generation = generation_;
   return h;
 }
 
 LinkRailStat LinkEnd::stat(int slot) const {
   const auto i = static_cast<size_t>(slot);
-  LinkRailStat s{health_.rail(slot), slot == active_, per_rail_[i].bytes_before};
+  LinkRailStat s{health_.rail(slot), carries(slot), per_rail_[i].bytes_before};
   if (const Conn* c = conns_[i]) s.bytes += sender_ ? c->bytes_sent() : c->bytes_received();
   return s;
 }
@@ -81,6 +81,7 @@ void LinkEnd::drop_conn(int slot) {
   if (c == nullptr) return;
   per_rail_[i].bytes_before += sender_ ? c->bytes_sent() : c->bytes_received();
   c->close(false);
+  if (!closed_) conn_gone(slot);
 }
 
 void LinkEnd::drop_inquiries() {
@@ -99,7 +100,7 @@ void LinkEnd::flush_all() {
 void LinkEnd::close(const std::string& reason, bool left_epoch) {
   if (closed_) return;
   closed_ = true;
-  active_ = -1;
+  carrying_ = 0;
   transport_.remove_sink(tag_, sender_);
   transport_.status().remove(*this);
   drop_inquiries();
@@ -129,7 +130,7 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
 void LinkEnd::over(const std::string& reason, bool left_epoch) {
   if (closed_) return;
   closed_ = true;
-  active_ = -1;
+  carrying_ = 0;
   if (!left_epoch) transport_.status().over(*this, reason);
   transport_.remove_sink(tag_, sender_);
   transport_.status().remove(*this);
@@ -148,6 +149,7 @@ void LinkEnd::attached(Conn& conn, double now) {
   r.opened_ms = now;
   inquire_at_ms_ = -1;
   closed_reason_.clear();
+  conn_attached(conn.slot());
   health_.connected(conn.slot(), now);
   ping(conn.slot(), now);
   settle(now);
@@ -178,12 +180,13 @@ void LinkEnd::conn_closed(Conn& conn, const std::string& reason, ConnEnd end) {
     return over("is gone: nobody listens there any more (" + std::to_string(kRefusals) + " attempts were refused on every rail)", false);
   }
   if (inquiry || conns_[i] != &conn) return;
+  if (end == ConnEnd::version && first_up_ms_ < 0) return over(reason, false);
   const bool was_open = r.opened;
   drop_conn(conn.slot());
   if (was_open) {
     health_.closed(conn.slot(), reason, now);
   } else {
-    health_.connect_failed(conn.slot(), reason, now);
+    health_.connect_failed(conn.slot(), (end == ConnEnd::version ? "the other side " : "") + reason, now);
   }
   if (was_open && end == ConnEnd::peer && !any_open()) {
     closed_reason_ = reason;
@@ -338,7 +341,9 @@ void LinkEnd::check_ready(double now) {
 }
 
 void LinkEnd::progress() {
-  if (Conn* c = open_conn(active_)) c->on_event(EPOLLIN | EPOLLOUT);
+  for (uint64_t left = carrying_; left != 0 && !closed_; left &= left - 1) {
+    if (Conn* c = open_conn(std::countr_zero(left))) c->on_event(EPOLLIN | EPOLLOUT);
+  }
 }
 
 void LinkEnd::add_open(std::vector<Conn*>* out) const {

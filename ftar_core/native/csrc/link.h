@@ -1,14 +1,17 @@
 // A reliable, ordered, message-preserving channel to one peer over several rails.
 //
-// Data goes one way, acknowledgements come back on the same connection. All rails are connected when the link is made;
-// in this mode ("backup") the UP rail of the lowest index carries the data and the others carry heartbeats only.
+// Data goes one way, acknowledgements come back. All rails are connected when the link is made. Every connection can carry
+// any part of any message (frame.h); the mode only says which rails do: in "backup" the UP rail of the lowest index, in
+// "stripe" every UP rail, each as much as it is fast (stripe.h). Connections pull: one that can take more asks for the
+// next part, so moving from one live connection to another needs neither a word nor a wait.
 //
 // A message is complete at the sender when the receiver has all its bytes. Until then the caller's memory is the copy to
-// send again, so nothing is copied on the way out. The receiver writes straight to the destination that its user names
-// and knows how far it got: (messages complete, bytes of the next one). When a rail dies the sender opens a new
-// generation on another rail (`change`), the receiver first closes the old connection, so that no late byte can land
-// in a buffer that was handed back, then says what it has (`resume`), and the sender goes on exactly there. The return
-// to the preferred rail waits until nothing is in flight, so there is nothing to repeat.
+// send again, so nothing is copied on the way out. The receiver writes straight to the destination that its user names.
+// When a connection is lost, whoever noticed, the sender goes on at once with new data on the others and asks what had
+// come on the lost one (`lost`); the receiver first closes its end, so that no late byte can land in a buffer that was
+// handed back, then answers (`have`), and exactly the missing bytes go out again. The books are pure: outbox.h, inbox.h.
+// Rejected: a stop until a new rail is agreed on (`change` and `resume`, wire version 1). It costs a round trip in which
+// nothing moves, and needs a second mechanism for striping.
 //
 // Either end may notice a dead rail first; it tells the other over the rails that live (`notice`), because behind a
 // switch the far end keeps its carrier.
@@ -21,13 +24,13 @@
 // Users: the ring (ring.h), and whatever else needs such a channel: a sender gives messages in order, a receiver gives
 // places by what the message is. A posting-order API (isend, irecv, test) is a queue of places on top of this.
 #pragma once
-#include <deque>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "inbox.h"
 #include "link_health.h"
+#include "outbox.h"
 #include "transport.h"
 
 namespace ftar {
@@ -39,7 +42,7 @@ class LinkOwner {
   virtual ~LinkOwner() = default;
   virtual void link_ready(LinkEnd& link) = 0;
   virtual void link_rail(LinkEnd& link, const RailChange& change) = 0;
-  virtual void link_moved(LinkEnd& link, int slot, const std::string& reason) = 0;  // data now goes over this rail
+  virtual void link_moved(LinkEnd& link, int slot, const std::string& reason) = 0;  // this rail carries data from now on
   virtual void link_unreachable(LinkEnd& link, const std::string& reason) = 0;
   // The link is over and closed. left_epoch: the peer's process lives on, but without this link.
   virtual void link_over(LinkEnd& link, const std::string& reason, bool left_epoch) = 0;
@@ -62,7 +65,7 @@ struct LinkName {
 
 struct LinkRailStat {
   RailVerdict verdict;
-  bool active = false;
+  bool active = false;  // carries data
   uint64_t bytes = 0;
 };
 
@@ -85,7 +88,7 @@ class LinkEnd : public ConnUser, public BeatSink {
   bool ready() const { return ready_; }
   const std::string& peer() const { return sender_ ? name_.to : name_.from; }
   const std::vector<LinkRail>& rails() const { return rails_; }
-  int active() const { return active_; }
+  bool carries(int slot) const { return (carrying_ >> slot & 1) != 0; }
   int resumes() const { return resumes_; }
   const std::string& rail_name(int slot) const;
   LinkRailStat stat(int slot) const;
@@ -100,6 +103,8 @@ class LinkEnd : public ConnUser, public BeatSink {
 
  protected:
   virtual void rails_changed(double now_ms) = 0;  // health has news; the connections of dead rails are closed
+  virtual void conn_attached(int) {}              // open; the first word on it is ours
+  virtual void conn_gone(int) {}                  // closed, whatever the reason
   virtual void tick_more(double now_ms) = 0;
   virtual const char* own_control(Conn& conn, const FrameHeader& header) = 0;
   // A goodbye is the last word: it also says how many messages are complete, or one whose acknowledgement was lost
@@ -123,8 +128,7 @@ class LinkEnd : public ConnUser, public BeatSink {
   uint64_t tag_ = 0;
   LinkHealth health_;
   std::vector<Conn*> conns_;  // by slot: connecting or open
-  uint32_t generation_ = 0;
-  int active_ = -1;
+  uint64_t carrying_ = 0;  // a bit for every rail that carries data, as far as this end knows
   int resumes_ = 0;
   bool closed_ = false;
   double started_ms_;
@@ -156,17 +160,6 @@ class LinkEnd : public ConnUser, public BeatSink {
   bool unreachable_told_ = false;
 };
 
-// A message on its way: its bytes stay the caller's. `keep`, if set, lives until the message is complete or dropped.
-struct OutMessage {
-  const std::byte* data = nullptr;
-  uint64_t bytes = 0;
-  uint64_t step = 0;
-  uint32_t bucket = 0;
-  uint32_t part = 0;
-  bool ack_soon = true;
-  std::shared_ptr<void> keep;
-};
-
 class SendLink final : public LinkEnd {
  public:
   using Complete = std::function<void(const OutMessage&)>;  // the receiver has all of it
@@ -184,32 +177,24 @@ class SendLink final : public LinkEnd {
  private:
   void rails_changed(double now_ms) override;
   void tick_more(double now_ms) override;
+  void conn_attached(int slot) override;
+  void conn_gone(int slot) override;
   const char* own_control(Conn& conn, const FrameHeader& header) override;
   void peer_completed(uint64_t seq) override;
-  const char* resume(const FrameHeader& header);
+  void ask(Conn& conn, const Outbox::Question& question);
   void acknowledged(uint64_t seq);
-  void change_to(int slot, bool planned, const std::string& reason);
-  void maybe_return();
+  uint64_t chosen(double now_ms) const;  // the rails that should carry data
+  void choose(double now_ms);
+  void flush_carrying();
   void check_stalled(double now_ms);
-  bool started() const { return next_seq_ != base_seq_ || next_offset_ != 0; }
+  void check_stalled(int slot, double now_ms);
 
   Complete complete_;
-  std::deque<OutMessage> messages_;  // the front one is base_seq_
-  uint64_t base_seq_ = 0;            // all before are complete
-  uint64_t next_seq_ = 0;            // the next frame: this message
-  uint64_t next_offset_ = 0;         // from this byte
-  uint64_t in_flight_ = 0;           // bytes of messages begun and not complete
-  bool streaming_ = false;           // the receiver answered with `resume`
-  bool returning_ = false;           // finish what is in flight, then go back to a better rail
+  Outbox box_;
+  uint64_t lost_carriers_ = 0;  // carried data when their connection went, since the last choice
+  bool ever_carried_ = false;
   double next_stall_check_ms_ = 0;
-  double in_flight_since_ms_ = -1;   // every look since then found segments on their way
-};
-
-class RecvSink {
- public:
-  virtual ~RecvSink() = default;
-  virtual Placement place(const FrameHeader& message) = 0;  // where message.total bytes go
-  virtual void received(const FrameHeader& message) = 0;
+  std::vector<double> in_flight_since_ms_;  // by rail: every look since then found segments on their way
 };
 
 class RecvLink final : public LinkEnd {
@@ -219,9 +204,10 @@ class RecvLink final : public LinkEnd {
   int slot_of(const std::string& rail) const;  // -1: no such rail
   void attach(Conn& conn, int slot);           // an accepted connection that proved to be this link's sender
   void places_changed(bool now);               // `place` may answer otherwise; now: read in this thread
+  bool waits() const { return inbox_.waits(); }  // messages came before their place
 
   Placement data_begins(Conn& conn, const FrameHeader& header) override;
-  void data_arrived(Conn&, size_t bytes) override { got_ += bytes; }
+  void data_arrived(Conn& conn, size_t bytes) override { inbox_.arrived(conn.slot(), bytes); }
   void data_complete(Conn& conn, const FrameHeader& header) override;
   void batch_done(Conn& conn) override;
   bool next_frame(Conn&, FrameHeader*, const std::byte**) override { return false; }
@@ -229,15 +215,18 @@ class RecvLink final : public LinkEnd {
  private:
   void rails_changed(double) override { flush_all(); }
   void tick_more(double now_ms) override;
+  void conn_gone(int slot) override;
   const char* own_control(Conn& conn, const FrameHeader& header) override;
-  uint64_t complete_messages() const override { return next_seq_; }
+  uint64_t complete_messages() const override { return inbox_.next_seq(); }
+  const char* lost(Conn& conn, const FrameHeader& header);
+  const char* carry(const FrameHeader& header);
+  void deliver();
   void acknowledge();
 
   RecvSink& sink_;
-  uint64_t next_seq_ = 0;  // messages complete
-  uint64_t got_ = 0;       // bytes of the next one
-  uint64_t total_ = 0;
-  std::byte* into_ = nullptr;
+  Inbox inbox_;
+  int last_slot_ = -1;       // where data came last
+  bool ever_carried_ = false;
   uint64_t acked_seq_ = 0;
   uint64_t unacked_bytes_ = 0;
   bool ack_soon_ = false;

@@ -1,12 +1,13 @@
 // The receiving end of a link. See link.h.
 #include <algorithm>
+#include <bit>
 
 #include "link.h"
 
 namespace ftar {
 
 RecvLink::RecvLink(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, RecvSink& sink)
-    : LinkEnd(transport, owner, std::move(name), std::move(rails), false), sink_(sink) {}
+    : LinkEnd(transport, owner, std::move(name), std::move(rails), false), sink_(sink), inbox_(sink, rails_.size()) {}
 
 int RecvLink::slot_of(const std::string& rail) const {
   const auto it = std::find_if(rails_.begin(), rails_.end(), [&](const LinkRail& r) { return r.name == rail; });
@@ -17,7 +18,6 @@ void RecvLink::attach(Conn& conn, int slot) {
   const double now = Transport::now_ms();
   if (conns_[static_cast<size_t>(slot)] != nullptr) {
     drop_conn(slot);
-    if (active_ == slot) active_ = -1;
     health_.closed(slot, "the peer connected anew", now);
     settle(now);
   }
@@ -34,37 +34,34 @@ void RecvLink::attach(Conn& conn, int slot) {
 }
 
 Placement RecvLink::data_begins(Conn& conn, const FrameHeader& h) {
-  const auto refuse = [](const char* reason) { return Placement{Placement::Kind::refused, nullptr, reason}; };
-  if (h.tag != tag_) return refuse("a frame of another link");
-  if (h.generation != generation_ || conn.slot() != active_) return refuse("a data frame of another generation");
-  if (h.seq != next_seq_ || h.offset != got_) return refuse("a data frame out of order");
-  if (h.offset != 0) {
-    if (h.total != total_) return refuse("a message that changed its length");
-    return {Placement::Kind::here, into_ + h.offset, nullptr};
-  }
-  const Placement place = sink_.place(h);
-  if (place.kind == Placement::Kind::here) {
-    into_ = place.into;
-    total_ = h.total;
-  }
+  if (h.tag != tag_) return {Placement::Kind::refused, nullptr, "a frame of another link"};
+  const Placement place = inbox_.begins(conn.slot(), h);
+  if (place.kind == Placement::Kind::refused && !inbox_.fault().empty()) over("sent " + inbox_.fault(), false);
   return place;
 }
 
-void RecvLink::data_complete(Conn&, const FrameHeader& h) {
-  if (got_ < h.total) return;
-  ++next_seq_;
-  got_ = 0;
-  into_ = nullptr;
-  unacked_bytes_ += h.total;
-  ack_soon_ = ack_soon_ || (h.flags & kAckSoon) != 0;
-  sink_.received(h);
+void RecvLink::data_complete(Conn& conn, const FrameHeader&) {
+  last_slot_ = conn.slot();
+  inbox_.complete(conn.slot());
+  deliver();
+}
+
+void RecvLink::deliver() {
+  FrameHeader message;
+  while (!closed_ && inbox_.next(&message)) {
+    unacked_bytes_ += message.total;
+    ack_soon_ = ack_soon_ || (message.flags & kAckSoon) != 0;
+    sink_.received(message);
+  }
 }
 
 void RecvLink::acknowledge() {
-  Conn* c = open_conn(active_);
-  if (c == nullptr || acked_seq_ == next_seq_) return;
+  if (acked_seq_ == inbox_.next_seq()) return;
+  Conn* c = open_conn(last_slot_);
+  for (int i = 0; i < static_cast<int>(rails_.size()) && c == nullptr; ++i) c = open_conn(i);
+  if (c == nullptr) return;
   FrameHeader h = header(FrameType::ack);
-  h.seq = acked_seq_ = next_seq_;
+  h.seq = acked_seq_ = inbox_.next_seq();
   unacked_bytes_ = 0;
   ack_soon_ = false;
   c->send_control(h);
@@ -73,42 +70,70 @@ void RecvLink::acknowledge() {
 
 void RecvLink::batch_done(Conn&) {
   if (closed_) return;
-  if (ack_soon_ || unacked_bytes_ * 4 > static_cast<uint64_t>(transport_.options().window_bytes)) acknowledge();
+  const bool many = inbox_.next_seq() - acked_seq_ >= Outbox::kMaxAhead / 4;
+  if (ack_soon_ || many || unacked_bytes_ * 4 > static_cast<uint64_t>(transport_.options().window_bytes)) acknowledge();
 }
 
-void RecvLink::tick_more(double) { acknowledge(); }
+void RecvLink::tick_more(double) {
+  if (!inbox_.fault().empty()) return over(inbox_.fault(), false);
+  acknowledge();
+}
 
 void RecvLink::places_changed(bool now) {
-  Conn* c = open_conn(active_);
-  if (c == nullptr) return;
-  now ? c->kick() : c->kick_later();
+  if (closed_) return;
+  if (inbox_.waits()) {
+    inbox_.find_places();
+    deliver();
+  }
+  for (size_t i = 0; i < conns_.size() && !closed_; ++i) {
+    if (Conn* c = open_conn(static_cast<int>(i)); c != nullptr && c->paused()) {
+      now ? c->kick() : c->kick_later();
+    }
+  }
+  if (!closed_ && ack_soon_) acknowledge();
+}
+
+void RecvLink::conn_gone(int slot) {
+  carrying_ &= ~(uint64_t{1} << slot);
+  inbox_.closed(slot);
 }
 
 const char* RecvLink::own_control(Conn& conn, const FrameHeader& h) {
-  if (h.type != FrameType::change) return "a frame that only a receiver may send";
-  if (h.generation <= generation_) return nullptr;  // overtaken by a later change
-  const bool planned = (h.flags & kPlanned) != 0;
-  if (planned && got_ != 0) return "a planned change of rail in the middle of a message";
-  const int old = active_;
-  generation_ = h.generation;
-  active_ = conn.slot();
-  if (!planned && old >= 0 && old != active_ && open_conn(old) != nullptr) {
-    // First close, then say what is missing: no byte of the old connection can arrive after this.
+  if (h.type == FrameType::open) return inbox_.opened(conn.slot(), h);
+  if (h.type == FrameType::lost) return lost(conn, h);
+  if (h.type == FrameType::carry) return carry(h);
+  return "a frame that only a receiver may send";
+}
+
+// First close, then say what came: no byte of the old connection can land after this.
+const char* RecvLink::lost(Conn& conn, const FrameHeader& h) {
+  if (h.rail >= rails_.size()) return "a question about a rail that does not exist";
+  const int rail = h.rail;
+  if (inbox_.generation(rail) == h.generation && open_conn(rail) != nullptr) {
+    if (rail == conn.slot()) return "a question about the connection it came on";
     const double now = Transport::now_ms();
-    drop_conn(old);
-    health_.closed(old, "the sender gave this rail up", now);
+    drop_conn(rail);
+    health_.closed(rail, "the sender gave this rail up", now);
     settle(now);
     if (closed_ || !conn.is_open()) return nullptr;
   }
-  if (old >= 0 && !planned) ++resumes_;
-  FrameHeader answer = header(FrameType::resume);
-  answer.seq = acked_seq_ = next_seq_;
-  answer.offset = got_;
-  unacked_bytes_ = 0;
-  ack_soon_ = false;
+  FrameHeader answer = header(FrameType::have);
+  inbox_.lost(rail, h, &answer);
   conn.send_control(answer);
-  owner_.link_moved(*this, active_, planned ? "the sender returned to this rail" : "the sender uses this rail");
   conn.flush();
+  return nullptr;
+}
+
+const char* RecvLink::carry(const FrameHeader& h) {
+  if (rails_.size() < 64 && (h.total >> rails_.size()) != 0) return "a rail that does not exist carries data";
+  const uint64_t fresh = h.total & ~carrying_;
+  const bool planned = (h.flags & kPlanned) != 0;
+  if (ever_carried_ && !planned) ++resumes_;
+  ever_carried_ = true;
+  carrying_ = h.total;
+  for (uint64_t left = fresh; left != 0 && !closed_; left &= left - 1) {
+    owner_.link_moved(*this, std::countr_zero(left), planned ? "the sender returned to this rail" : "the sender uses this rail");
+  }
   return nullptr;
 }
 

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 
 #include "link.h"
@@ -17,42 +18,29 @@ constexpr double kStalledMs = 1000;  // five times TCP's shortest retransmission
 }  // namespace
 
 SendLink::SendLink(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, Complete complete)
-    : LinkEnd(transport, owner, std::move(name), std::move(rails), true), complete_(std::move(complete)) {}
+    : LinkEnd(transport, owner, std::move(name), std::move(rails), true),
+      complete_(std::move(complete)),
+      box_(rails_.size(), static_cast<uint64_t>(transport.options().window_bytes)),
+      in_flight_since_ms_(rails_.size(), -1) {}
 
-void SendLink::send(OutMessage message) { messages_.push_back(std::move(message)); }
+void SendLink::send(OutMessage message) { box_.push(std::move(message)); }
 
 void SendLink::pump(bool now) {
-  if (closed_ || !streaming_) return;
-  if (Conn* c = open_conn(active_)) now ? c->flush() : c->kick_later();
+  if (now) return flush_carrying();
+  for (uint64_t left = carrying_; left != 0; left &= left - 1) {
+    if (Conn* c = open_conn(std::countr_zero(left))) c->kick_later();
+  }
+}
+
+void SendLink::flush_carrying() {
+  for (uint64_t left = carrying_; left != 0 && !closed_; left &= left - 1) {
+    if (Conn* c = open_conn(std::countr_zero(left))) c->flush();
+  }
 }
 
 bool SendLink::next_frame(Conn& conn, FrameHeader* out, const std::byte** payload) {
-  if (closed_ || !streaming_ || conn.slot() != active_) return false;
-  const uint64_t at = next_seq_ - base_seq_;
-  if (at >= messages_.size()) return false;
-  const OutMessage& m = messages_[at];
-  if (next_offset_ == 0) {
-    if (returning_) return false;
-    const auto window = static_cast<uint64_t>(transport_.options().window_bytes);
-    if (in_flight_ > 0 && in_flight_ + m.bytes > window) return false;
-    in_flight_ += m.bytes;
-  }
-  FrameHeader h = header(FrameType::data);
-  h.flags = m.ack_soon ? kAckSoon : 0;
-  h.seq = next_seq_;
-  h.offset = next_offset_;
-  h.total = m.bytes;
-  h.length = static_cast<uint32_t>(std::min<uint64_t>(kMaxFrame, m.bytes - next_offset_));
-  h.step = m.step;
-  h.bucket = m.bucket;
-  h.part = m.part;
-  *payload = m.data + next_offset_;
-  *out = h;
-  next_offset_ += h.length;
-  if (next_offset_ == m.bytes) {
-    ++next_seq_;
-    next_offset_ = 0;
-  }
+  if (closed_ || !carries(conn.slot()) || !box_.next(conn.slot(), kMaxFrame, out, payload)) return false;
+  out->tag = tag_;
   return true;
 }
 
@@ -60,107 +48,106 @@ Placement SendLink::data_begins(Conn&, const FrameHeader&) {
   return {Placement::Kind::refused, nullptr, "data against the direction of the link"};
 }
 
-void SendLink::batch_done(Conn& conn) {
-  if (!closed_) conn.flush();
+void SendLink::batch_done(Conn&) { flush_carrying(); }
+
+void SendLink::ask(Conn& conn, const Outbox::Question& question) {
+  FrameHeader h = header(FrameType::lost);
+  h.rail = static_cast<uint16_t>(question.rail);
+  h.generation = question.generation;
+  h.step = box_.keep_from(question.rail);
+  conn.send_control(h);
 }
 
-const char* SendLink::own_control(Conn& conn, const FrameHeader& h) {
-  if (h.type != FrameType::ack && h.type != FrameType::resume) return "a frame that only a sender may send";
-  // What the receiver said before it heard of our change of rail is stale, not wrong.
-  if (h.generation != generation_ || conn.slot() != active_) return nullptr;
-  if (h.type == FrameType::resume) return resume(h);
-  if (!streaming_) return "an acknowledgement before the receiver said where to go on";
-  if (h.seq > next_seq_) return "an acknowledgement of what was never sent";
-  acknowledged(h.seq);
-  return nullptr;
+void SendLink::conn_attached(int slot) {
+  Conn* c = open_conn(slot);
+  FrameHeader h = header(FrameType::open);
+  h.generation = box_.opened(slot);
+  h.step = box_.keep_from(slot);
+  h.total = box_.window();
+  c->send_control(h);
+  // Whoever was asked before may have died with the answer.
+  for (const Outbox::Question& q : box_.questions()) ask(*c, q);
 }
 
-const char* SendLink::resume(const FrameHeader& h) {
-  if (streaming_) return "a second answer to one change of rail";
-  const bool reached = h.seq < next_seq_ || (h.seq == next_seq_ && h.offset <= next_offset_);
-  if (h.seq < base_seq_ || !reached) return "the receiver claims bytes that were never sent";
+void SendLink::conn_gone(int slot) {
+  in_flight_since_ms_[static_cast<size_t>(slot)] = -1;
+  if (carries(slot)) {
+    carrying_ &= ~(uint64_t{1} << slot);
+    lost_carriers_ |= uint64_t{1} << slot;
+  }
+  const uint32_t generation = box_.closed(slot);
+  if (generation == 0) return;
+  if (box_.questions().size() > Outbox::kMaxQuestions) return;  // tick_more ends the link
+  // Every connection is asked: one that looks alive may be the next to be found dead.
+  for (int i = 0; i < static_cast<int>(rails_.size()); ++i) {
+    if (Conn* c = open_conn(i); c != nullptr && box_.generation(i) != 0) ask(*c, {slot, generation});
+  }
+}
+
+const char* SendLink::own_control(Conn&, const FrameHeader& h) {
+  if (h.type != FrameType::ack && h.type != FrameType::have) return "a frame that only a sender may send";
+  if (h.seq > box_.begun()) return "an acknowledgement of what was never sent";
   acknowledged(h.seq);
-  if (closed_) return nullptr;
-  if (h.offset != 0 && (messages_.empty() || h.offset >= messages_.front().bytes)) return "an impossible place to go on";
-  next_seq_ = h.seq;
-  next_offset_ = h.offset;
-  in_flight_ = h.offset != 0 ? messages_.front().bytes : 0;
-  streaming_ = true;
-  maybe_return();  // a better rail may have come up while the answer was on its way
+  if (closed_ || h.type == FrameType::ack) return nullptr;
+  if (const std::string problem = box_.answered(h); !problem.empty()) over("sent " + problem, false);
   return nullptr;
 }
 
 void SendLink::peer_completed(uint64_t seq) {
-  if (seq <= next_seq_) acknowledged(seq);
+  if (seq <= box_.begun()) acknowledged(seq);
 }
 
 void SendLink::acknowledged(uint64_t seq) {
-  while (base_seq_ < seq && !closed_) {
-    const OutMessage done = std::move(messages_.front());
-    messages_.pop_front();
-    ++base_seq_;
-    in_flight_ -= std::min(in_flight_, done.bytes);
-    complete_(done);
-  }
-  if (!closed_) maybe_return();
+  OutMessage done;
+  while (!closed_ && box_.complete(seq, &done)) complete_(done);
 }
 
-// A new generation on another rail.
-void SendLink::change_to(int slot, bool planned, const std::string& reason) {
-  const bool first = generation_ == 0;
-  in_flight_since_ms_ = -1;
-  ++generation_;
-  active_ = slot;
-  streaming_ = false;
-  returning_ = false;
-  if (!first && !planned) ++resumes_;
-  FrameHeader h = header(FrameType::change);
+uint64_t SendLink::chosen(double now) const {
+  uint64_t up = 0;
+  for (int i = 0; i < static_cast<int>(rails_.size()); ++i) {
+    if (health_.rail(i).state != RailState::up || open_conn(i) == nullptr) continue;
+    // Do not start on the backup only because its handshake was a moment faster.
+    for (int better = 0; better < i && up == 0 && !ever_carried_; ++better) {
+      const RailPort& port = transport_.ports()[static_cast<size_t>(rails_[static_cast<size_t>(better)].local)];
+      if (port.carrier && now - started_ms_ < transport_.options().heartbeat_ms) return 0;
+    }
+    up |= uint64_t{1} << i;
+    break;
+  }
+  return up;
+}
+
+void SendLink::choose(double now) {
+  const uint64_t want = chosen(now);
+  if (want == carrying_ && (want == 0 || lost_carriers_ == 0)) return;
+  const uint64_t fresh = want & ~carrying_;
+  const bool first = !ever_carried_;
+  const bool planned = lost_carriers_ == 0;
+  carrying_ = want;
+  if (want == 0) return;
+  ever_carried_ = true;
+  std::string reason = first ? "the link's first rail" : "traffic returned to the preferred rail";
+  if (!planned) {
+    const int lost = std::countr_zero(lost_carriers_);
+    reason = carries(lost) ? "the first rail that works again" : "took over from " + rail_name(lost) + ": " + health_.rail(lost).reason;
+    ++resumes_;
+    lost_carriers_ = 0;
+  }
+  FrameHeader h = header(FrameType::carry);
+  h.total = want;
   h.flags = planned ? kPlanned : 0;
-  Conn* c = open_conn(slot);
-  c->send_control(h);
-  if (!first) transport_.status().moved(*this, slot, reason);
-  owner_.link_moved(*this, slot, reason);
-  c->flush();
+  open_conn(std::countr_zero(want))->send_control(h);
+  for (uint64_t left = fresh; left != 0 && !closed_; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    if (!first) transport_.status().moved(*this, slot, reason);
+    owner_.link_moved(*this, slot, reason);
+  }
 }
 
 void SendLink::rails_changed(double now) {
   if (closed_) return;
-  const int best = health_.preferred();
-  if (open_conn(active_) != nullptr && health_.rail(active_).state == RailState::up) {
-    returning_ = best >= 0 && best < active_;
-    maybe_return();
-    if (!closed_) flush_all();
-    return;
-  }
-  const int lost = active_;
-  active_ = -1;
-  streaming_ = false;
-  returning_ = false;
-  if (best >= 0 && open_conn(best) != nullptr) {
-    bool wait = false;
-    if (generation_ == 0 && now - started_ms_ < transport_.options().heartbeat_ms) {
-      // Do not start on the backup only because its handshake was a moment faster.
-      for (int i = 0; i < best; ++i) {
-        const RailPort& port = transport_.ports()[static_cast<size_t>(rails_[static_cast<size_t>(i)].local)];
-        wait = wait || port.carrier;
-      }
-    }
-    if (!wait) {
-      change_to(best, false,
-                generation_ == 0 ? "the link's first rail"
-                : lost >= 0      ? "took over from " + rail_name(lost) + ": " + health_.rail(lost).reason
-                                 : "the first rail that works again");
-    }
-  }
+  choose(now);
   if (!closed_) flush_all();
-}
-
-void SendLink::maybe_return() {
-  if (closed_ || !returning_ || !streaming_ || started()) return;
-  const Conn* c = open_conn(active_);
-  const int best = health_.preferred();
-  if (c == nullptr || c->sending_frame() || best < 0 || best >= active_ || open_conn(best) == nullptr) return;
-  change_to(best, true, "traffic returned to the preferred rail");
 }
 
 // Heartbeats are small: they pass where full segments do not (a wrong MTU), and they know nothing of a TCP that backed
@@ -170,22 +157,25 @@ void SendLink::maybe_return() {
 void SendLink::check_stalled(double now) {
   if (now < next_stall_check_ms_) return;
   next_stall_check_ms_ = now + kStallCheckMs;
-  const Conn* c = open_conn(active_);
+  for (int i = 0; i < static_cast<int>(rails_.size()) && !closed_; ++i) check_stalled(i, now);
+}
+
+void SendLink::check_stalled(int slot, double now) {
+  double& since = in_flight_since_ms_[static_cast<size_t>(slot)];
+  const Conn* c = open_conn(slot);
   tcp_info info{};
   socklen_t size = sizeof info;
-  if (c == nullptr || !started() || ::getsockopt(c->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+  if (c == nullptr || !box_.unacknowledged(slot) || ::getsockopt(c->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
       info.tcpi_unacked == 0) {
-    in_flight_since_ms_ = -1;
+    since = -1;
     return;
   }
-  if (in_flight_since_ms_ < 0) in_flight_since_ms_ = now;
-  const double stalled = std::min(now - in_flight_since_ms_, static_cast<double>(info.tcpi_last_ack_recv));
+  if (since < 0) since = now;
+  const double stalled = std::min(now - since, static_cast<double>(info.tcpi_last_ack_recv));
   if (stalled < kStalledMs) return;
-  in_flight_since_ms_ = -1;
   char reason[96];
   std::snprintf(reason, sizeof reason, "TCP has had no acknowledgement for %.0f ms, with %u segments in flight", stalled,
                 info.tcpi_unacked);
-  const int slot = active_;
   drop_conn(slot);
   health_.closed(slot, reason, now);
   settle(now);
@@ -209,8 +199,10 @@ void SendLink::tick_more(double now) {
     if (conns_[static_cast<size_t>(i)] == nullptr) health_.connect_failed(i, error, now);
   }
   check_stalled(now);
-  maybe_return();
-  if (!closed_ && active_ < 0) rails_changed(now);
+  if (!closed_ && box_.questions().size() > Outbox::kMaxQuestions) {
+    over("did not answer what came on 256 connections, one after the other", false);
+  }
+  if (!closed_ && carrying_ == 0) rails_changed(now);
 }
 
 }  // namespace ftar

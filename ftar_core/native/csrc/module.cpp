@@ -19,6 +19,10 @@
 namespace nb = nanobind;
 using namespace ftar;
 
+namespace ftar {
+void bind_books(nb::module_& m);  // books_module.cpp
+}
+
 namespace {
 
 std::string text(const nb::bytes& b) { return {b.c_str(), b.size()}; }
@@ -363,4 +367,5 @@ NB_MODULE(_core, m) {
       .def("stop", &Heartbeat::stop, nb::call_guard<nb::gil_scoped_release>());
   bind_engine(m);
   bind_pure(m);
+  bind_books(m);
 }

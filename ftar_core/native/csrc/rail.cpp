@@ -101,7 +101,7 @@ void Conn::close(bool polite) {
 void Conn::fail(const std::string& reason, ConnEnd end) {
   if (stage_ == Stage::closed) return;
   ConnUser* user = user_;
-  close(false);
+  close(end == ConnEnd::version);  // what tells the other side must still arrive
   if (user != nullptr) user->conn_closed(*this, reason, end);
 }
 
@@ -181,6 +181,12 @@ bool Conn::consume_handshake() {
     if (have < Challenge::kSize) return false;
     if ((error = challenge_.parse(p)) != nullptr) return fail(error, ConnEnd::here), false;
     begin_ += Challenge::kSize;
+    if (challenge_.version != kWireVersion) {
+      // Tell the other side as well, which else sees nothing but an end.
+      const std::string ours = Hello::version_only();
+      [[maybe_unused]] const ssize_t n = ::send(fd_, ours.data(), ours.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      return fail(other_version(challenge_.version), ConnEnd::version), false;
+    }
     if (hello_.epoch.empty()) return fail("answers", ConnEnd::answered), false;
     out_.append(hello_.write(key_, challenge_));
     stage_ = Stage::answer;
@@ -189,8 +195,13 @@ bool Conn::consume_handshake() {
   }
   if (stage_ == Stage::hello) {
     if (have < Hello::kPrefix) return false;
-    const size_t body = Hello::body_length(p, &error);
+    uint16_t version = 0;
+    const size_t body = Hello::body_length(p, &version, &error);
     if (error != nullptr) return fail(error, ConnEnd::here), false;
+    if (version != kWireVersion) {
+      transport_.refused(*this, other_version(version));
+      return fail(other_version(version), ConnEnd::here), false;
+    }
     if (have < Hello::kPrefix + body) return false;
     const std::string_view text(reinterpret_cast<const char*>(p) + Hello::kPrefix, body);
     if ((error = hello_.parse(text, key_, challenge_)) != nullptr) return fail(error, ConnEnd::here), false;

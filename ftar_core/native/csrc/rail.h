@@ -31,6 +31,7 @@ enum class ConnEnd {
   peer,      // end of stream or reset: by the peer, or by its kernel for a connection that it does not know any more
   refused,   // nobody listens there: the peer's process has ended
   over,      // the peer proved who it is and knows that this link is over
+  version,   // the other side speaks another version
   answered,  // it was only to find out whether somebody answers, and somebody does
 };
 
@@ -94,6 +95,7 @@ class Conn {
   int fd() const { return fd_; }
   Stage stage() const { return stage_; }
   bool is_open() const { return stage_ == Stage::open; }
+  bool paused() const { return paused_; }  // its user has no place for the next frame
   bool dialled() const { return dialled_; }
   bool parked_by_peer() const { return parked_by_peer_; }
   const Hello& hello() const { return hello_; }

@@ -189,6 +189,7 @@ void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, ui
       op->to_acknowledge += chunks(*op, hop == 0 ? me_ : received_segment(hop - 1));
     }
   }
+  op->to_place = op->to_receive;
   operations_[{step, bucket}] = op;
   if (op->small) {
     send_copy(op, 0, me_);
@@ -231,17 +232,22 @@ void Ring::send_copy(const std::shared_ptr<Operation>& op, int hop, int origin) 
 
 Placement Ring::place(const FrameHeader& h) {
   const auto it = operations_.find({h.step, h.bucket});
-  if (!active_ || it == operations_.end()) return {Placement::Kind::later, nullptr, nullptr};
+  // A peer that is done may begin the same step and bucket anew: those messages are the next operation's.
+  if (!active_ || it == operations_.end() || it->second->to_place == 0) return {Placement::Kind::later, nullptr, nullptr};
   Operation& op = *it->second;
   const int hop = static_cast<int>(h.part >> kChunkBits);
   const uint64_t index = h.part & kChunkMask;
   const uint64_t bytes = op.count * op.element;
   if (op.small && hop < size_ - 1 && index == 0 && h.total == bytes) {
+    --op.to_place;
     return {Placement::Kind::here, op.copies.data() + bytes * static_cast<uint64_t>(wrap(me_ - 1 - hop)), nullptr};
   }
   if (!op.small && hop < hops() && index < chunks(op, received_segment(hop))) {
     const Chunk c = chunk(op, received_segment(hop), index);
-    if (h.total == c.count * op.element) return {Placement::Kind::here, op.dst + c.at * op.element, nullptr};
+    if (h.total == c.count * op.element) {
+      --op.to_place;
+      return {Placement::Kind::here, op.dst + c.at * op.element, nullptr};
+    }
   }
   break_down("bucket " + std::to_string(h.bucket) + " of step " + std::to_string(h.step) + " has another size at " +
              in_->peer() + " than here (" + std::to_string(op.count) +

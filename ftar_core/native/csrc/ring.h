@@ -121,7 +121,8 @@ class Ring final : public LinkOwner, public RecvSink {
     DType dtype;
     size_t element;
     bool small;
-    uint64_t to_receive = 0;  // messages
+    uint64_t to_place = 0;    // messages
+    uint64_t to_receive = 0;
     uint64_t to_acknowledge = 0;
     std::vector<std::byte> copies;  // small: one per member, by slot
     std::shared_ptr<Spares> spares;

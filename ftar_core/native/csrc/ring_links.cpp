@@ -41,7 +41,7 @@ void Ring::link_rail(LinkEnd& link, const RailChange& change) {
   e.direction = link.sender() ? "out" : "in";
   e.state = name(change.to);
   e.reason = change.reason;
-  e.active = link.active() == change.rail && change.to == RailState::up;
+  e.active = link.carries(change.rail) && change.to == RailState::up;
   e.detect_ms = change.detect_ms;
   events_.emit(std::move(e));
 }

@@ -311,4 +311,10 @@ void Transport::retire(uint64_t id) {
 
 void Transport::proven(Conn& conn) { on_proven_(conn); }
 
+void Transport::refused(const Conn& conn, const std::string& reason) {
+  const Address peer = conn.peer_address();
+  if (!on_refused_ || peer.length == 0 || refused_hosts_.size() >= kMaxStrangers) return;
+  if (refused_hosts_.insert(peer.host()).second) on_refused_(peer.host(), reason);
+}
+
 }  // namespace ftar

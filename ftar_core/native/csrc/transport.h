@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "forks.h"
@@ -77,6 +78,8 @@ class Transport {
   // on_proven: an accepted connection proved the token; admit, park or refuse it.
   // on_tick: called at least at the time it returned last (and whenever something woke the thread).
   void start(std::function<void(Conn&)> on_proven, std::function<double(double now_ms)> on_tick);
+  // Whoever runs the transport should know of such a stranger; at most once for every host. Set before start().
+  void on_refused(std::function<void(const std::string& host, const std::string& reason)> told) { on_refused_ = std::move(told); }
   void stop();  // joins the I/O thread and closes everything; without the lock held
 
   FairMutex& mutex() { return mutex_; }
@@ -101,6 +104,7 @@ class Transport {
   void retire(uint64_t id);  // keeps the object until the current events are done
   void soon(uint64_t id);    // kick() on the I/O thread
   void proven(Conn& conn);
+  void refused(const Conn& conn, const std::string& reason);
 
  private:
   struct SinkKey {
@@ -134,6 +138,8 @@ class Transport {
   FairMutex mutex_;
   std::function<void(Conn&)> on_proven_;
   std::function<double(double)> on_tick_;
+  std::function<void(const std::string&, const std::string&)> on_refused_;
+  std::unordered_set<std::string> refused_hosts_;
   std::unordered_map<uint64_t, std::unique_ptr<Conn>> conns_;
   std::vector<std::unique_ptr<Conn>> retired_;
   std::vector<uint64_t> soon_;

@@ -63,8 +63,7 @@ void Comm::link_over(LinkEnd& link, const std::string& reason, bool left) {
 
 SendComm::SendComm(Core& core, LinkName name, std::vector<LinkRail> rails)
     : Comm(core), link_(core.transport(), *this, std::move(name), std::move(rails), [this](const OutMessage&) {
-        posted_.front()->state.store(Request::done, std::memory_order_release);
-        posted_.pop_front();
+        posted_.pop_front()->state.store(Request::done, std::memory_order_release);
       }) {}
 
 Request* SendComm::send(const void* data, uint64_t bytes) {
@@ -91,13 +90,14 @@ Request* RecvComm::receive(void* into, uint64_t bytes) {
   Request* r = take();
   if (r == nullptr) return nullptr;
   posted_.push_back({r, static_cast<std::byte*>(into), bytes});
-  if (posted_.size() == 1) link_.places_changed(true);
+  if (posted_.size() == 1 || link_.waits()) link_.places_changed(true);
   return r;
 }
 
 Placement RecvComm::place(const FrameHeader& message) {
-  if (posted_.empty()) return {Placement::Kind::later, nullptr, nullptr};
-  const Place& p = posted_.front();
+  const uint64_t at = message.seq - first_;
+  if (at >= posted_.size()) return {Placement::Kind::later, nullptr, nullptr};
+  const Place& p = posted_[at];
   if (message.total <= p.bytes) return {Placement::Kind::here, p.into, nullptr};
   const std::string reason = "a message of " + std::to_string(message.total) + " bytes met a receive of " +
                              std::to_string(p.bytes) + " bytes";
@@ -107,8 +107,8 @@ Placement RecvComm::place(const FrameHeader& message) {
 }
 
 void RecvComm::received(const FrameHeader& message) {
-  Request* r = posted_.front().request;
-  posted_.pop_front();
+  Request* r = posted_.pop_front().request;
+  ++first_;
   r->bytes.store(message.total, std::memory_order_relaxed);
   r->state.store(Request::done, std::memory_order_release);
 }

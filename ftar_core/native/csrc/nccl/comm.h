@@ -9,7 +9,6 @@
 #pragma once
 #include <atomic>
 #include <array>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -72,7 +71,7 @@ class SendComm final : public Comm {
   Request* send(const void* data, uint64_t bytes);  // nullptr: try later
 
  private:
-  std::deque<Request*> posted_;
+  Fifo<Request*> posted_;
   SendLink link_;
 };
 
@@ -90,11 +89,12 @@ class RecvComm final : public Comm, public RecvSink {
 
  private:
   struct Place {
-    Request* request;
-    std::byte* into;
-    uint64_t bytes;
+    Request* request = nullptr;
+    std::byte* into = nullptr;
+    uint64_t bytes = 0;
   };
-  std::deque<Place> posted_;
+  Fifo<Place> posted_;  // the front one is for message first_
+  uint64_t first_ = 0;
   Listener* listener_;  // until it is handed out by accept
   RecvLink link_;
 };

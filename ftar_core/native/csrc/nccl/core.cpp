@@ -78,6 +78,9 @@ Core::Core(Settings settings, LogFunction log)
   transport_.poll_carriers();
   const char* job = ::getenv("FTAR_JOB");
   transport_.status().open({"nccl", job == nullptr ? "" : job, name_});
+  transport_.on_refused([this](const std::string& host, const std::string& reason) {
+    logger_.queue(kLogWarn, "a connection from " + host + " is refused: it " + reason);
+  });
   transport_.start([this](Conn& conn) { on_proven(conn); }, [this](double now) { return on_tick(now); });
 }
 

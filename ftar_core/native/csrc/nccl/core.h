@@ -10,6 +10,7 @@
 // and those that come back after a repair find it too, also when the listener is closed.
 #pragma once
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
