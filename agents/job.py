@@ -104,7 +104,7 @@ class JobRelay:
     def _client(self, principal: str, *, reads: bool) -> tuple[OperatorClient, str]:
         if self._access is None:
             raise ApiProblem(
-                "coordinator",
+                "no-coordinator",
                 "coordinator",
                 "this agent knows no coordinator",
                 "name one under `coordinator` in the agent's configuration, or ask an agent of a node of the job",

@@ -33,6 +33,10 @@ COMMANDS: dict[str, Lazy] = {
     "status": Lazy("ftctl.commands.status", "Show nodes, rails, replicas, stalls, faults, and what to do next."),
     "why": Lazy("ftctl.commands.why", "Explain why something is in its state."),
     "ranks": Lazy("ftctl.commands.ranks", "Show the processes of the replicas, their links and their logs."),
+    "links": Lazy(
+        "ftctl.commands.links",
+        "Show the links of all processes, rail by rail: training ranks, and those that only run NCCL.",
+    ),
     "events": Lazy("ftctl.commands.events", "Show what happened, from all agents and the coordinator."),
     "inject": Lazy("ftctl.commands.inject", "Inject a fault that takes itself back."),
     "faults": Lazy("ftctl.commands.faults", "List faults: their state, time left and owner."),

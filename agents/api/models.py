@@ -78,6 +78,7 @@ ERROR_CODES: dict[str, tuple[int, int]] = {
     "unsupported": (501, 1),  # this kernel or machine cannot
     "ledger": (507, 1),  # the undo could not be written: nothing was injected
     "coordinator": (502, 1),  # not reachable, or it failed
+    "no-coordinator": (404, 1),  # none is configured: a job that needs none, or an agent of another one
     "failed": (500, 1),
     "in-force": (500, 5),  # a fault may still be in force
 }

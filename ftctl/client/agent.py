@@ -29,6 +29,7 @@ from agents.api.models import (
     FaultView,
     InjectRequest,
     JobState,
+    LinksAnswer,
     NodeView,
     ReplicaAction,
     RevertAnswer,
@@ -68,6 +69,10 @@ class AgentClient:
 
     async def view(self) -> NodeView:
         return await self._get("/v1/node", NodeView)
+
+    async def links(self, *, rail: str, state: str, pid: int | None, each: bool) -> LinksAnswer:
+        query = {"rail": rail, "state": state, "each": str(each).lower(), **({"pid": str(pid)} if pid else {})}
+        return await self._get("/v1/links", LinksAnswer, query)
 
     async def fault_kinds(self) -> list[FaultSpec]:
         return await self._get("/v1/fault-kinds", list[FaultSpec])

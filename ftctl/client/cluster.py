@@ -57,6 +57,14 @@ class Snapshot:
     def unreachable(self) -> list[str]:
         return [node.name for node in self.nodes if isinstance(node.error, AgentUnreachable)]
 
+    def needs_no_coordinator(self) -> bool:
+        """The agents were told of none, and what runs here are processes that need none."""
+        return (
+            isinstance(self.job_error, AgentRefused)
+            and self.job_error.error_code == "no-coordinator"
+            and any(process.kind == "nccl" for view in self.views() for process in view.link_processes)
+        )
+
     def finished(self) -> bool:
         """The job has ended as it should: nobody answers for it any more, and every replica that the agents supervise
         ended with the exit code that says so (ftar_core.wire.exits)."""

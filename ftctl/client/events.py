@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from agents.api.models import EventRecord, EventsAnswer
 from ftctl.client.agent import AgentClient
 from ftctl.client.cluster import Agents
-from ftctl.errors import CliError
+from ftctl.errors import AgentRefused, CliError
 
 PAGE = 1000
 MAX_PAGES = 100  # of one source; an agent keeps fewer events than this
@@ -64,7 +64,7 @@ async def everything(
         try:
             return await agents.any_agent(lambda client: _pages(client.job_events))
         except CliError as error:
-            return error
+            return [] if isinstance(error, AgentRefused) and error.error_code == "no-coordinator" else error
 
     answers, job = await asyncio.gather(agents.each(of_agent, nodes), of_job())
     every = [*answers.values(), job]

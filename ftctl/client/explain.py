@@ -1,4 +1,4 @@
-"""Why a replica is in its state: pure, from one Snapshot and the events.
+"""Why a replica or a rail is in its state: pure, from one Snapshot, the links and the events.
 
 An explanation is a list of findings, from the verdict down to its causes: what the coordinator decided, what the rank
 and its process say, and what is wrong on the nodes it runs on. Each finding names who says so.
@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agents.api.models import EventRecord
+from agents.api.models import EventRecord, LinkRow, NicView
+from ftctl.client import links
 from ftctl.client.cluster import Snapshot
 from ftctl.client.problems import find as find_problems
+from ftctl.client.problems import is_bad, rail_word
 from ftctl.client.ranks import exit_word, rows
 from ftctl.client.replicas import find
 from ftctl.durations import show
+from ftctl.errors import UsageProblem
 
 EVENTS_SHOWN = 10
 
@@ -27,14 +30,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`action` is what to do next, possibly empty."""
+    """`action` is what to do next, possibly empty. `kind`: replica | rail."""
 
-    replica: str
+    replica: str  # or the rail, NODE/NIC
     state: str
     summary: str
     findings: tuple[Finding, ...]
     events: tuple[EventRecord, ...]
     action: str
+    kind: str = "replica"
 
 
 def replica(snapshot: Snapshot, name: str, events: list[EventRecord]) -> Explanation:
@@ -71,6 +75,68 @@ def replica(snapshot: Snapshot, name: str, events: list[EventRecord]) -> Explana
         events=tuple(about[-EVENTS_SHOWN:]),
         action=first.action if first else "",
     )
+
+
+def rail(snapshot: Snapshot, node: str, nic: str, rows: list[LinkRow], events: list[EventRecord]) -> Explanation:
+    """What the links over a NIC do, and why. `rows`: those of this node. Raises UsageProblem for what is not there."""
+    view = next((view for view in snapshot.views() if view.name == node), None)
+    found = next((one for one in view.nics if one.name == nic), None) if view else None
+    if view is None or found is None:
+        have = ", ".join(one.name for one in view.nics if one.role == "rail") if view else "its agent does not answer"
+        raise UsageProblem(f"rail {node}/{nic}", f"unknown ({have or 'no rails declared'})", "ftctl status")
+    name = f"{node}/{nic}"
+    total = links.over(view, found)
+    known = links.peers(snapshot)
+    problems = find_problems(snapshot)
+    own = next((p for p in problems if p.object == name), None)
+    about = [e for e in events if e.object == name]
+    return Explanation(
+        replica=name,
+        state=rail_word(found) if is_bad(found) else total.state or "unused",
+        summary=_rail_in_words(found, total),
+        findings=(
+            Finding(
+                f"agent of {node}",
+                f"{nic} is {rail_word(found)}"
+                + (f": {found.reason}" if found.reason not in ("", rail_word(found)) else ""),
+            ),
+            *(_of_row(node, row, known, snapshot) for row in rows if (row.device or row.rail) == nic),
+            *(Finding(p.object, p.reason) for p in problems if p.object == name),
+        ),
+        events=tuple(about[-EVENTS_SHOWN:]),
+        action=own.action if own else "",
+        kind="rail",
+    )
+
+
+def _rail_in_words(nic: NicView, total: links.RailLinks) -> str:
+    if not total.links:
+        return "no process on this node has links over it"
+    if total.active:
+        return f"it carries the data of {total.active} of {total.links} link ends"
+    if total.moved:
+        return f"it carries nothing: {links.sentence(total)}"
+    if total.state == "UP":
+        return f"it carries heartbeats only: it is the backup of {total.links} link ends"
+    return f"it carries nothing: {total.reason or nic.reason}"
+
+
+def _of_row(node: str, row: LinkRow, known: dict[str, str], snapshot: Snapshot) -> Finding:
+    name = f" {row.name}" if row.kind == "ring" else f" rank {row.rank}" if row.rank else ""
+    far = known.get(row.address, "")
+    direction = "to" if row.direction == "out" else "from"
+    text = f"{row.up} of {row.links} links {direction} {far or row.address or row.peer} UP"
+    if row.state != "UP":
+        text += f"; {row.state} for {show(row.since_s)}: {row.reason}"
+    if row.hold_left_s > 0:
+        text += f", {show(row.hold_left_s)} left"
+    if row.active:
+        text += f"; carries {row.active}"
+    text += f"; {row.flaps} flaps, {row.resumes} resumes" if row.flaps or row.resumes else ""
+    other = next((nic for view in snapshot.views() for nic in view.nics if f"{view.name}/{nic.name}" == far), None)
+    if other is not None and is_bad(other):
+        text += f"; the NIC at the other end is {rail_word(other)}"
+    return Finding(f"process {row.pid} ({row.kind}{name}) on {node}", text)
 
 
 def _of_coordinator(snapshot: Snapshot, name: str) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from agents.api.models import FaultState, FaultView, Health, JobState, NicView, NodeView, ReplicaState
+from ftctl.client import links
 from ftctl.client.cluster import Snapshot
 from ftctl.durations import show
 from ftctl.errors import AgentUnreachable
@@ -66,6 +67,7 @@ def find(snapshot: Snapshot) -> list[Problem]:
     for view in snapshot.views():
         every += _of_faults(view)
         every += _of_rails(view)
+        every += _of_links(snapshot, view)
         every += _of_gpus(view)
     if snapshot.job is not None:
         every += _of_job(snapshot.job)
@@ -96,6 +98,8 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     error = snapshot.job_error
     # Where no agent answers at all, the nodes' own rows say so already.
     if error is None or (isinstance(error, AgentUnreachable) and not snapshot.views()) or snapshot.finished():
+        return
+    if snapshot.needs_no_coordinator():
         return
     # Agents that answer for themselves but not about the job wait for a coordinator that hangs.
     hangs = isinstance(error, AgentUnreachable)
@@ -210,6 +214,51 @@ def _of_rails(view: NodeView) -> Iterator[Problem]:
                 said.action if said and said.action else _rail_action(view.name, nic),
                 Urgency.HARDWARE,
             )
+
+
+LINKS_CONNECT_S = 2.0  # a link that has just been made may still be connecting
+SILENT_S = 3.0  # a process is asked once a second
+
+
+def _of_links(snapshot: Snapshot, view: NodeView) -> Iterator[Problem]:
+    """Rails that carry nothing although their NIC is well, and processes that say nothing."""
+    for nic in view.nics:
+        found = links.over(view, nic)
+        if nic.role != "rail" or is_bad(nic) or not found.links:
+            continue
+        name = f"{view.name}/{nic.name}"
+        if found.state in ("DOWN", "PROBING") and found.since_s >= LINKS_CONNECT_S:
+            lost = found.links - found.up
+            reason = f"{lost} of {found.links} links do not get through, though the NIC is up: {found.reason}"
+            yield Problem(
+                name,
+                reason,
+                f"ftctl why rail {name}",
+                Urgency.EXPECTED if _excused(snapshot, nic) else Urgency.HARDWARE,
+            )
+        elif found.hold_left_s > 0:
+            left = f"{show(found.hold_left_s)} of hold-down left"
+            flaps = f" after {found.flaps} losses" if found.flaps > 1 else ""
+            yield Problem(name, f"works again, {left}{flaps}", "", Urgency.EXPECTED)
+    for process in links.of_plugin(view):
+        if process.note and (process.silent_s >= SILENT_S or not process.kind):
+            yield Problem(
+                f"{view.name}/pid {process.pid}",
+                f"its links cannot be seen: {process.note}",
+                f"on {view.name}: ps -o pid,stat,args {process.pid}   # T: stopped; kill -CONT {process.pid}",
+                Urgency.REPLICA,
+            )
+
+
+def _excused(snapshot: Snapshot, nic: NicView) -> bool:
+    """Somebody's NIC of this rail is down on purpose: the far end of these links, as far as one can tell from here."""
+    return any(
+        other.name == nic.name
+        and is_bad(other)
+        and (other.injected or fault_on(view.faults, f"{view.name}/{other.name}"))
+        for view in snapshot.views()
+        for other in view.nics
+    )
 
 
 def _of_gpus(view: NodeView) -> Iterator[Problem]:

@@ -1,8 +1,10 @@
-"""`ftctl why replica R`: everything that is known about why a replica is in its state, and what to do."""
+"""`ftctl why replica R`, `ftctl why rail NODE/NIC`: all that is known about why it is in its state, and what to do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ftctl.commands.membership import ReplicaName
 from ftctl.exit_codes import ExitCode
@@ -34,6 +36,44 @@ def replica(cluster: Cluster, name: ReplicaName) -> ExitCode | None:
 
     snapshot, found = cluster.run(ask)
     answer = explain.replica(snapshot, snapshot.replica(name), found)
+    if cluster.output.for_machines:
+        document.emit(cluster.world, cluster.output, view.document(answer))
+    else:
+        tables.show(cluster.world.console(), *view.parts(answer))
+    return ExitCode.OK
+
+
+@app.command()
+@with_cluster
+def rail(
+    cluster: Cluster,
+    name: Annotated[str, typer.Argument(metavar="NODE/NIC", help="As ftctl status has it: node1/rail0.")],
+) -> ExitCode | None:
+    """Explain what a rail carries and why: its NIC, the links of every process over it, their peers' ends, and events.
+
+    Exit code 0 whenever there is an answer, whatever the rail's state is.
+    """
+    from agents.api.models import LinksAnswer
+    from ftctl.client import events, explain
+    from ftctl.errors import CliError, UsageProblem
+    from ftctl.render import document, tables
+    from ftctl.render import why as view
+
+    node, slash, nic = name.partition("/")
+    if not (node and slash and nic):
+        raise UsageProblem(f"rail {name}", "NODE/NIC is expected, such as node1/rail0", "ftctl status")
+    node = cluster.inventory.node(node).name
+
+    async def ask(agents: Agents) -> tuple[Snapshot, LinksAnswer | CliError, list[EventRecord]]:
+        snapshot = await agents.snapshot()
+        answers = await agents.each(lambda client: client.links(rail=nic, state="", pid=None, each=False), [node])
+        found, _ = await events.everything(agents, [node], coordinator=False)
+        return snapshot, answers[node], found
+
+    snapshot, rows, found = cluster.run(ask)
+    if isinstance(rows, CliError):
+        raise rows
+    answer = explain.rail(snapshot, node, nic, rows.links, found)
     if cluster.output.for_machines:
         document.emit(cluster.world, cluster.output, view.document(answer))
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Union
 
 from agents.api.models import FaultState, FaultView, JobState, LinkView, NicView, NodeView, RankView
+from ftctl.client import links
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, rail_word, recommend
 from ftctl.context import World
@@ -58,6 +60,15 @@ def status(snapshot: Snapshot, problems: list[Problem]) -> Document:
 
 
 FINISHED = "every replica ended after the last commit, and so did the coordinator"
+UNCOORDINATED = "no coordinator: its processes run NCCL over links that are watched here"
+REASONS = {"finished": FINISHED, "uncoordinated": UNCOORDINATED}
+
+
+def without_coordinator(snapshot: Snapshot) -> str:
+    """The state of a job that no coordinator speaks for: finished, uncoordinated (it needs none) or unknown."""
+    if snapshot.finished():
+        return "finished"
+    return "uncoordinated" if snapshot.needs_no_coordinator() else "unknown"
 
 
 def job(snapshot: Snapshot) -> Document:
@@ -81,8 +92,8 @@ def job(snapshot: Snapshot) -> Document:
     newest = max(_ranks(snapshot), key=lambda rank: (rank.term, rank.epoch, rank.step), default=None)
     return {
         "name": snapshot.job_name,
-        "state": "finished" if snapshot.finished() else "unknown",
-        "reason": FINISHED if snapshot.finished() else str(snapshot.job_error or ""),
+        "state": without_coordinator(snapshot),
+        "reason": REASONS.get(without_coordinator(snapshot), str(snapshot.job_error or "")),
         "step": newest.step if newest else None,
         "term": newest.term if newest else None,
         "epoch": newest.epoch if newest else None,
@@ -156,6 +167,7 @@ def _node(answer: NodeAnswer) -> Document:
             "gpu_note": "",
             "ranks": [],
             "processes": [],
+            "link_processes": [],
         }
     return {
         "name": answer.name,
@@ -167,6 +179,7 @@ def _node(answer: NodeAnswer) -> Document:
         "gpu_note": view.gpus.note,
         "ranks": [rank.model_dump(mode="json") for rank in view.ranks],
         "processes": [process.model_dump(mode="json") for process in view.processes],
+        "link_processes": [process.model_dump(mode="json") for process in view.link_processes],
     }
 
 
@@ -176,14 +189,15 @@ def _rail(view: NodeView, nic: NicView) -> Document:
         **nic.model_dump(mode="json"),
         "word": rail_word(nic),
         "active": is_active(view, nic),
+        "links": dataclasses.asdict(links.over(view, nic)),
         "injected": nic.injected or cause is not None,
         "fault": cause.id if cause else None,
     }
 
 
 def is_active(view: NodeView, nic: NicView) -> bool:
-    """True when a link of some rank here carries its data over this rail now."""
-    return any(link.active for link in links_over(view, nic))
+    """True when a link of some process here carries its data over this rail now."""
+    return links.over(view, nic).active > 0
 
 
 def links_over(view: NodeView, nic: NicView) -> list[LinkView]:

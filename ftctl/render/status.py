@@ -8,10 +8,12 @@ from rich.console import ConsoleRenderable
 from rich.text import Text
 
 from agents.api.models import FaultState, FaultView, NicView, NodeView
+from ftctl.client import links
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, is_bad, rail_word, recommend
 from ftctl.durations import show
 from ftctl.render import document
+from ftctl.render import links as link_view
 from ftctl.render.tables import BAD, FAINT, GOOD, PASSING, Cell, fault_style, job_style, replica_style, table
 
 RECENT_STALLS = 5
@@ -24,8 +26,13 @@ def status(
     parts: list[ConsoleRenderable] = [
         job_line(snapshot),
         table("", _NODE_COLUMNS_WIDE if wide else _NODE_COLUMNS, [_node(a, wide, every) for a in snapshot.nodes]),
-        table("", _REPLICA_COLUMNS, list(_replicas(snapshot))),
     ]
+    replicas = list(_replicas(snapshot))
+    processes = link_view.processes(snapshot)
+    if replicas or processes is None:
+        parts.append(table("", _REPLICA_COLUMNS, replicas))
+    if processes is not None:
+        parts.append(processes)
     # A join that nobody waited for is no stall; the events have it.
     stalls = [s for s in snapshot.job.stalls if every or s.stall_ms is not None] if snapshot.job else []
     if stalls:
@@ -83,9 +90,10 @@ def advice(problems: list[Problem]) -> ConsoleRenderable:
 def job_line(snapshot: Snapshot) -> ConsoleRenderable:
     job = snapshot.job
     text = Text(f"job {snapshot.job_name}  ", style="bold")
-    if job is None and snapshot.finished():
-        text.append("finished", style=job_style("finished"))
-        text.append(f"  {document.FINISHED}", style="not bold")
+    word = document.without_coordinator(snapshot)
+    if job is None and word in document.REASONS:
+        text.append(word, style=job_style(word))
+        text.append(f"  {document.REASONS[word]}", style="not bold")
         return text
     if job is None:
         text.append("unknown", style=BAD)
@@ -144,9 +152,11 @@ def _rail(view: NodeView, nic: NicView, wide: bool) -> Text:
         text.append(f" {speed(nic.speed_mbit)}")
     if document.is_active(view, nic):
         text.append(" active")
+    if said := links.sentence(links.over(view, nic)):
+        text.append(f" {said}")
     if wide:
         text.append(f"  {' '.join(nic.addresses) or 'no address'}  changes {nic.carrier_changes}", style=FAINT)
-        text.append(f"  rx {size(nic.rx_bytes)} tx {size(nic.tx_bytes)}", style=FAINT)
+        text.append(f"  rx {link_view.size(nic.rx_bytes)} tx {link_view.size(nic.tx_bytes)}", style=FAINT)
         text.append(f"  errors {nic.rx_errors + nic.tx_errors} dropped {nic.rx_dropped + nic.tx_dropped}", style=FAINT)
         for link in document.links_over(view, nic):
             text.append(f"\n  {link.direction} {link.peer}: {link.state}, {link.reason}", style=FAINT)
@@ -193,12 +203,3 @@ def milliseconds(value: float | None) -> str:
 
 def speed(mbit: int) -> str:
     return f"{mbit / 1000:g}G" if mbit >= 1000 else f"{mbit}M"
-
-
-def size(number: int) -> str:
-    value = float(number)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

@@ -39,7 +39,7 @@ def replica_style(state: str) -> str:
 
 
 def job_style(state: str) -> str:
-    if state in ("running", "finished"):
+    if state in ("running", "finished", "uncoordinated"):
         return GOOD
     return BAD if state in ("holding", "stopped", "unknown") else PASSING
 

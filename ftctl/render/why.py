@@ -8,12 +8,12 @@ from rich.text import Text
 from ftctl.client.explain import Explanation
 from ftctl.render import events
 from ftctl.render.document import SCHEMA, Document
-from ftctl.render.tables import replica_style, table
+from ftctl.render.tables import BAD, GOOD, PASSING, replica_style, table
 
 
 def parts(answer: Explanation) -> list[ConsoleRenderable]:
     head = Text(f"{answer.replica} is ", style="bold")
-    head.append(answer.state, style=replica_style(answer.state))
+    head.append(answer.state, style=_style(answer))
     if answer.summary:
         head.append(f": {answer.summary}", style="not bold")
     shown: list[ConsoleRenderable] = [head]
@@ -25,10 +25,16 @@ def parts(answer: Explanation) -> list[ConsoleRenderable]:
     return shown
 
 
+def _style(answer: Explanation) -> str:
+    if answer.kind == "replica":
+        return replica_style(answer.state)
+    return {"UP": GOOD, "HOLD": PASSING, "PROBING": PASSING, "unused": PASSING}.get(answer.state, BAD)
+
+
 def document(answer: Explanation) -> Document:
     return {
         "schema": SCHEMA,
-        "replica": answer.replica,
+        answer.kind: answer.replica,
         "state": answer.state,
         "reason": answer.summary,
         "findings": [{"source": f.source, "text": f.text} for f in answer.findings],

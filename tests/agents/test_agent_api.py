@@ -235,7 +235,7 @@ def test_a_reason_is_required_where_somebody_is_put_out(agent: LiveAgent) -> Non
 
 
 def test_without_a_coordinator_the_job_routes_say_so(agent: LiveAgent) -> None:
-    refusal = problem(agent.get("/v1/job"), 502, "coordinator")
+    refusal = problem(agent.get("/v1/job"), 404, "no-coordinator")
     assert "knows no coordinator" in refusal.reason
     assert "coordinator" in refusal.hint
 

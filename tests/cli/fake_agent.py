@@ -21,9 +21,12 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import BaseModel, ValidationError
 
 from agents.api import models as m
+from agents.host.linksockets import LinkAnswer, LinkSocket
+from agents.monitors.links import LinkBook
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 MAX_DURATION_S = 900.0
+NOW = 1000.0  # of the looks at links
 
 
 def nic(name: str, **change: Any) -> m.NicView:
@@ -118,6 +121,8 @@ class FakeAgent:
             m.ProcessView(replica=f"r{name[-1]}", rank=0, pid=1000, state="running", log=f"/logs/{name}.log")
         ]
         self.problems: list[m.ProblemView] = []
+        self.links = LinkBook(0.0)
+        self.reports_links = True  # of its ranks
         self.requests: list[tuple[str, str]] = []
         self.before_inject_answer: Callable[[], None] = lambda: None
         self.cancelled: set[str] = set()
@@ -223,6 +228,15 @@ class FakeAgent:
                 ]
             if path == "/v1/events":
                 return self._events(after, float(query.get("wait_s", ["0"])[0]))
+            if path == "/v1/links":
+                asked = {name: values[0] for name, values in query.items()}
+                rows = self.links.rows(
+                    pid=int(asked["pid"]) if "pid" in asked else None,
+                    rail=asked.get("rail", ""),
+                    state=asked.get("state", ""),
+                    each=asked["each"] == "true",
+                )
+                return m.LinksAnswer(links=rows)
             if path == "/v1/job":
                 return self._job().view()
             if path == "/v1/job/events":
@@ -247,6 +261,14 @@ class FakeAgent:
                 self._job()
                 return m.ActionAnswer(code="ok", text="settled without r2")
         raise refuse("not-found", path, "no such route")
+
+    def sees_links(self, *processes: tuple[int, bytes], now: float = NOW) -> None:
+        """One look at processes (pid, document); an empty document: it does not answer."""
+        answers = [
+            LinkAnswer(LinkSocket(pid, f"@ftar-links/{pid}/0"), pid, 0, data, "" if data else "no answer within 0.8 s")
+            for pid, data in processes
+        ]
+        self.links.take(now, answers, lambda _pid: True)
 
     # --- behaviour ---------------------------------------------------------------------------------------------------
 
@@ -285,17 +307,22 @@ class FakeAgent:
                             resumes=0,
                             bytes=1,
                         )
-                    ],
+                    ]
+                    if self.reports_links
+                    else [],
                 )
                 for p in self.processes
                 if p.state == "running"
             ],
             processes=self.processes,
+            link_processes=self.links.views(NOW),
             faults=self.faults,
             problems=self.problems,
         )
 
     def _job(self) -> FakeJob:
+        if self.cluster.uncoordinated:
+            raise refuse("no-coordinator", "coordinator", "this agent knows no coordinator")
         if self.cluster.job is None:
             raise refuse("coordinator", "job main", "nobody listens on 10.0.0.1:7600", "ftctl coordinator status")
         return self.cluster.job
@@ -376,6 +403,7 @@ class FakeCluster:
 
     def __init__(self, folder: Path, nodes: int = 3) -> None:
         self.folder = folder
+        self.uncoordinated = False  # no coordinator is configured
         self.agents = {f"node{i}": FakeAgent(self, f"node{i}", folder / f"n{i}.sock") for i in range(nodes)}
         self.job: FakeJob | None = FakeJob({f"r{i}": replica(f"r{i}", f"node{i}") for i in range(nodes)})
         token = folder / "token"

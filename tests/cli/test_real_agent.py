@@ -45,7 +45,7 @@ class RealAgent:
         (folder / "agent.yaml").write_text(
             f"node: node0\nstate_dir: {folder}/state\nlisten: 127.0.0.1:{self.port}\nunix_socket: {folder}/a.sock\n"
             f"tls_cert: {folder}/cert.pem\ntls_key: {folder}/key.pem\n"
-            f"tokens_file: {folder}/tokens.yaml\nallow_faults: true\nmax_duration_s: 900\n"
+            f"tokens_file: {folder}/tokens.yaml\nallow_faults: true\nmax_duration_s: 900\nwatch_links: false\n"
         )
         for name, url in (("unix", f"unix://{folder}/a.sock"), ("tls", f"https://127.0.0.1:{self.port}")):
             (folder / f"{name}.yaml").write_text(
