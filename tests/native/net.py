@@ -95,6 +95,13 @@ class Net:
     def link(self, node: int, rail: int, state: str) -> None:
         ip("-n", self.ns(node), "link", "set", f"rail{rail}", state)
 
+    def renumber(self, node: int, rail: int, host: int) -> str:
+        """The rail gets the address 10.77.rail.host instead of the one it has."""
+        ns, device = self.ns(node), f"rail{rail}"
+        ip("-n", ns, "addr", "flush", "dev", device)
+        ip("-n", ns, "addr", "add", f"10.77.{rail}.{host}/24", "dev", device)
+        return f"10.77.{rail}.{host}"
+
     def lose_silently(self, node: int, rail: int, to: int) -> None:
         """Frames from node to `to` on this rail go to a MAC address that nobody has."""
         ip("-n", self.ns(node), "neigh", "replace", f"10.77.{rail}.{to + 1}", "lladdr", "02:00:00:00:00:99",

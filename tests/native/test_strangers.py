@@ -98,7 +98,7 @@ def test_an_old_incarnation_is_refused() -> None:
         try:
             old.prepare(epoch, [{"name": "r0", "incarnation": 77, "rails": old.endpoints()}, cluster.member(1)], 0)
             deadline = time.monotonic() + 10
-            wanted = "refused: incarnation 77 of r0 is not in this epoch"
+            wanted = "refused: incarnation 77 of r0 is not in this epoch (127.0.0.1)"
             while wanted not in {link["reason"] for link in old.links()}:
                 assert time.monotonic() < deadline, old.links()
                 time.sleep(0.01)

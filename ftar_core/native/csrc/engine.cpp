@@ -67,7 +67,8 @@ void Engine::check_open() const {
   if (closed_) throw std::invalid_argument("the engine is closed");
 }
 
-std::vector<Member::Endpoint> Engine::endpoints() const {
+std::vector<Member::Endpoint> Engine::endpoints() {
+  const auto lock = locked();
   std::vector<Member::Endpoint> out;
   for (const RailPort& p : transport_.ports()) out.push_back({p.config.name, p.address.host(), p.address.port()});
   return out;

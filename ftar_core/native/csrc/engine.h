@@ -27,7 +27,7 @@ class Engine final : public EventSink {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  std::vector<Member::Endpoint> endpoints() const;
+  std::vector<Member::Endpoint> endpoints();
   void set_incarnation(uint64_t incarnation);
   int event_fd() const { return event_fd_; }
   std::vector<Event> events();

@@ -84,7 +84,7 @@ void FrameHeader::write(unsigned char* out) const {
 
 const char* FrameHeader::parse(const unsigned char* in) {
   if (get32(in) != kFrameMagic) return "not a frame of this version";
-  if (in[4] < static_cast<uint8_t>(FrameType::data) || in[4] > static_cast<uint8_t>(FrameType::goodbye)) {
+  if (in[4] < static_cast<uint8_t>(FrameType::data) || in[4] > static_cast<uint8_t>(FrameType::endpoint)) {
     return "a frame of unknown type";
   }
   type = static_cast<FrameType>(in[4]);
@@ -106,7 +106,8 @@ const char* FrameHeader::parse(const unsigned char* in) {
     return nullptr;
   }
   if (length > kMaxControlText) return "a control frame longer than the limit";
-  if (length != 0 && type != FrameType::notice && type != FrameType::goodbye) return "a control frame with a payload";
+  const bool text = type == FrameType::notice || type == FrameType::goodbye || type == FrameType::endpoint;
+  if (length != 0 && !text) return "a control frame with a payload";
   return nullptr;
 }
 

@@ -33,6 +33,7 @@ enum class FrameType : uint8_t {
   carry = 6,    // sender: the rails in the set `total` (a bit each) carry the data now; news, nobody waits for it
   notice = 7,   // rail `rail` is dead for me, payload says why
   goodbye = 8,  // this link ends on purpose, payload says why; flags: kLeftEpoch
+  endpoint = 9, // receiver: rail `rail` now listens at the host in the payload, port `seq`
 };
 inline constexpr uint8_t kAckSoon = 1;    // data: the sender's caller waits for the acknowledgement
 inline constexpr uint8_t kPlanned = 2;    // carry: no connection was lost

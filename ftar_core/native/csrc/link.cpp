@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <stdexcept>
 
 namespace ftar {
 
@@ -37,6 +38,7 @@ LinkEnd::LinkEnd(Transport& transport, LinkOwner& owner, LinkName name, std::vec
       per_rail_(rails_.size()) {
   transport_.add_sink(tag_, sender_, key_, this);
   transport_.status().add(*this);
+  for (size_t i = 0; i < rails_.size(); ++i) per_rail_[i].addresses = port(i).version;
 }
 
 LinkEnd::~LinkEnd() { close("closed", true); }
@@ -151,6 +153,7 @@ void LinkEnd::attached(Conn& conn, double now) {
   closed_reason_.clear();
   conn_attached(conn.slot());
   health_.connected(conn.slot(), now);
+  if (!sender_) tell_endpoints(conn);
   ping(conn.slot(), now);
   settle(now);
   check_ready(now);
@@ -186,7 +189,8 @@ void LinkEnd::conn_closed(Conn& conn, const std::string& reason, ConnEnd end) {
   if (was_open) {
     health_.closed(conn.slot(), reason, now);
   } else {
-    health_.connect_failed(conn.slot(), (end == ConnEnd::version ? "the other side " : "") + reason, now);
+    const char* who = end == ConnEnd::version ? "the other side " : "";
+    health_.connect_failed(conn.slot(), who + reason + " (" + rails_[i].remote.host() + ")", now);
   }
   if (was_open && end == ConnEnd::peer && !any_open()) {
     closed_reason_ = reason;
@@ -203,7 +207,7 @@ bool LinkEnd::any_open() const {
 bool LinkEnd::nobody_listens() const {
   bool any = false;
   for (size_t i = 0; i < rails_.size(); ++i) {
-    const bool carrier = transport_.ports()[static_cast<size_t>(rails_[i].local)].carrier;
+    const bool carrier = port(i).carrier;
     if (carrier && per_rail_[i].refusals < kRefusals) return false;
     any = any || carrier;
   }
@@ -214,8 +218,8 @@ void LinkEnd::inquire(double now) {
   if (inquire_at_ms_ < 0 || now < inquire_at_ms_) return;
   inquire_at_ms_ = now + std::min(10, transport_.options().probe_interval_ms);
   for (size_t i = 0; i < rails_.size() && !closed_; ++i) {
-    const RailPort& port = transport_.ports()[static_cast<size_t>(rails_[i].local)];
-    if (per_rail_[i].inquiry != nullptr || !port.carrier) continue;
+    const RailPort& p = port(i);
+    if (per_rail_[i].inquiry != nullptr || !p.carrier) continue;
     std::string error;
     per_rail_[i].inquiry = transport_.dial(rails_[i].local, rails_[i].remote, Hello{}, key_, this, static_cast<int>(i), &error);
   }
@@ -264,7 +268,57 @@ const char* LinkEnd::control(Conn& conn, const FrameHeader& h, std::string_view 
     settle(now);
     return nullptr;
   }
+  if (h.type == FrameType::endpoint) return endpoint(h, std::string(text));
   return own_control(conn, h);
+}
+
+void LinkEnd::addresses_changed(int slot, double now) {
+  const auto i = static_cast<size_t>(slot);
+  const RailPort& p = port(i);
+  per_rail_[i].addresses = p.version;
+  if (Conn* c = conns_[i]; c != nullptr) {
+    const Address from = c->local_address();
+    const bool there = std::any_of(p.present.begin(), p.present.end(), [&](const Address& a) { return a.same_host(from); });
+    if (!there && from.length > 0) {
+      const std::string reason = p.config.device + " has the address " + from.host() + " no more";
+      const bool was_open = c->is_open();
+      drop_conn(slot);
+      was_open ? health_.closed(slot, reason, now) : health_.connect_failed(slot, reason, now);
+      settle(now);
+    }
+  }
+  for (size_t k = 0; k < conns_.size() && !sender_ && !closed_; ++k) {
+    if (Conn* c = open_conn(static_cast<int>(k))) {
+      tell_endpoints(*c);
+      c->flush();
+    }
+  }
+}
+
+void LinkEnd::tell_endpoints(Conn& conn) {
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    const RailPort& p = port(i);
+    if (p.version == 0) continue;  // the peer knows this one from whoever brought us together
+    FrameHeader h = header(FrameType::endpoint);
+    h.rail = static_cast<uint16_t>(i);
+    h.seq = static_cast<uint64_t>(p.address.port());
+    conn.send_control(h, p.address.host());
+  }
+}
+
+const char* LinkEnd::endpoint(const FrameHeader& h, const std::string& host) {
+  if (!sender_) return "a frame that only a sender may get";
+  if (h.rail >= rails_.size()) return "an endpoint of a rail that does not exist";
+  if (h.seq < 1 || h.seq > 65535) return "an endpoint with an impossible port";
+  LinkRail& rail = rails_[h.rail];
+  try {
+    const Address to = parse_address(host, static_cast<int>(h.seq), port(h.rail).config.device);
+    if (to.family() != rail.remote.family()) return "an endpoint of another family";
+    rail.remote = to;
+  } catch (const std::invalid_argument&) {
+    return "an endpoint without an address";
+  }
+  return nullptr;
 }
 
 void LinkEnd::ping(int slot, double now) {
@@ -355,8 +409,10 @@ void LinkEnd::add_open(std::vector<Conn*>* out) const {
 void LinkEnd::tick(double now) {
   if (closed_) return;
   for (size_t i = 0; i < rails_.size(); ++i) {
-    const RailPort& port = transport_.ports()[static_cast<size_t>(rails_[i].local)];
-    health_.carrier(static_cast<int>(i), port.carrier, port.carrier_reason, now);
+    const RailPort& p = port(i);
+    health_.carrier(static_cast<int>(i), p.carrier, p.carrier_reason, now);
+    if (per_rail_[i].addresses != p.version) addresses_changed(static_cast<int>(i), now);
+    if (closed_) return;
   }
   health_.tick(now);
   settle(now);

@@ -21,6 +21,10 @@
 // "Refused" is proof, an answer is the contrary, and silence is the network's: that is reported as unreachable.
 // A link that was never made asks for more: a firewall may refuse too, so every rail has to, several times in a row.
 //
+// Addresses may change while a rail is away. Connections of an address that is gone are dropped, the sender dials from
+// the new one, and a receiver whose address moved says so over the rails that live (`endpoint`), at once and on every
+// new connection.
+//
 // Users: the ring (ring.h), and whatever else needs such a channel: a sender gives messages in order, a receiver gives
 // places by what the message is. A posting-order API (isend, irecv, test) is a queue of places on top of this.
 #pragma once
@@ -141,9 +145,14 @@ class LinkEnd : public ConnUser, public BeatSink {
     double next_ping_ms = 0;
     double opened_ms = 0;
     uint64_t bytes_before = 0;
+    unsigned addresses = 0;   // the version of the port's addresses that was acted upon
     int refusals = 0;  // attempts in a row at which nobody listened there
   };
   void ping(int slot, double now_ms);
+  void addresses_changed(int slot, double now_ms);
+  void tell_endpoints(Conn& conn);
+  const char* endpoint(const FrameHeader& header, const std::string& host);
+  const RailPort& port(size_t slot) const { return transport_.ports()[static_cast<size_t>(rails_[slot].local)]; }
   void check_ready(double now_ms);
   void inquire(double now_ms);
   void drop_inquiries();

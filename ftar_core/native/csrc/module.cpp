@@ -142,7 +142,7 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("job"), nb::arg("token"), nb::arg("name"), nb::arg("incarnation"), nb::arg("rails"), nb::arg("options"))
       .def("endpoints",
-           [](const Engine& self) {
+           [](Engine& self) {
              std::vector<RailTuple> out;
              for (const auto& e : self.endpoints()) out.emplace_back(e.rail, e.address, e.port);
              return out;

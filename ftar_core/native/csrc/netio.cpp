@@ -43,31 +43,6 @@ class Fd {
   int fd_;
 };
 
-bool same_host(const Address& a, const sockaddr* b) {
-  if (b == nullptr || a.family() != b->sa_family) return false;
-  if (a.family() == AF_INET) {
-    return reinterpret_cast<const sockaddr_in*>(&a.storage)->sin_addr.s_addr ==
-           reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
-  }
-  return std::memcmp(&reinterpret_cast<const sockaddr_in6*>(&a.storage)->sin6_addr,
-                     &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, 16) == 0;
-}
-
-std::vector<Address> addresses_of(const std::string& device, int family) {
-  std::vector<Address> found;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) fail("getifaddrs");
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
-  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
-    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != family || device != i->ifa_name) continue;
-    Address a;
-    a.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    std::memcpy(&a.storage, i->ifa_addr, a.length);
-    found.push_back(a);
-  }
-  return found;
-}
-
 void bind_device(int fd, const std::string& device) {
   if (device.empty()) return;
   if (::setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, device.c_str(), static_cast<socklen_t>(device.size())) != 0) {
@@ -110,6 +85,16 @@ std::string Address::host() const {
   return text;
 }
 
+bool Address::same_host(const Address& b) const {
+  if (family() != b.family()) return false;
+  if (family() == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in*>(&b.storage)->sin_addr.s_addr;
+  }
+  return std::memcmp(&reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr,
+                     &reinterpret_cast<const sockaddr_in6*>(&b.storage)->sin6_addr, 16) == 0;
+}
+
 Address parse_address(const std::string& host, int port, const std::string& device) {
   if (port < 0 || port > 65535) throw std::invalid_argument("port " + std::to_string(port) + " is not in 0..65535");
   Address a;
@@ -134,16 +119,38 @@ Address parse_address(const std::string& host, int port, const std::string& devi
   return a;
 }
 
+std::vector<Address> addresses_of(const std::string& device, int family) {
+  std::vector<Address> found;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) fail("getifaddrs");
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != family || device != i->ifa_name) continue;
+    Address a;
+    a.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&a.storage, i->ifa_addr, a.length);
+    found.push_back(a);
+  }
+  return found;
+}
+
+std::optional<Address> choose_address(const Address& wanted, const std::vector<Address>& present) {
+  const auto link_local = [](const Address& a) {
+    return a.family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(&a.storage)->sin6_addr);
+  };
+  std::optional<Address> chosen;
+  for (const Address& a : present) {
+    if (a.same_host(wanted)) return wanted;
+    if (!chosen && link_local(a) == link_local(wanted)) chosen = a;
+  }
+  if (chosen) chosen->set_port(wanted.port());
+  return chosen;
+}
+
 Address current_address(const Address& wanted, const std::string& device) {
   if (device.empty()) return wanted;
-  const std::vector<Address> now = addresses_of(device, wanted.family());
-  if (now.empty()) {
-    throw std::runtime_error(device + " has no " + (wanted.family() == AF_INET ? "IPv4" : "IPv6") + " address");
-  }
-  for (const Address& a : now) {
-    if (same_host(wanted, a.get())) return wanted;
-  }
-  return now.front();
+  if (const auto now = choose_address(wanted, addresses_of(device, wanted.family()))) return *now;
+  throw std::runtime_error(device + " has no " + (wanted.family() == AF_INET ? "IPv4" : "IPv6") + " address");
 }
 
 Sockets open_rail(const Address& address, const std::string& device, const std::string& rail) {
@@ -151,14 +158,16 @@ Sockets open_rail(const Address& address, const std::string& device, const std::
   if (!device.empty()) {
     if (::if_nametoindex(device.c_str()) == 0) throw std::invalid_argument(what + ": there is no network device " + device);
     bool there = false;
-    for (const Address& a : addresses_of(device, address.family())) there = there || same_host(address, a.get());
+    for (const Address& a : addresses_of(device, address.family())) there = there || a.same_host(address);
     if (!there) throw std::invalid_argument(what + ": " + device + " does not have this address");
   }
   // Both sockets want one number; another program may hold the UDP one, so try a few.
   for (int attempt = 0;; ++attempt) {
     Fd listener(make_socket(address, SOCK_STREAM, device));
     Address a = address;
+    if (attempt > 0) a.set_port(0);
     if (::bind(listener.get(), a.get(), a.length) != 0) {
+      if (errno == EADDRINUSE && attempt == 0 && address.port() != 0) continue;
       if (errno == EADDRNOTAVAIL) throw std::invalid_argument(what + ": this machine does not have the address");
       fail(what);
     }

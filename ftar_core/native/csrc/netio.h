@@ -8,7 +8,9 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace ftar {
 
@@ -21,16 +23,23 @@ struct Address {
   int port() const;
   void set_port(int port);
   std::string host() const;
+  bool same_host(const Address& other) const;
 };
 
 // A numeric IPv4 or IPv6 address. `device` gives link-local addresses their scope. Throws std::invalid_argument.
 Address parse_address(const std::string& host, int port, const std::string& device);
 
-// The address to use on the device now: `wanted` if it is still there, else the first of the same family, else throws
-// std::runtime_error with the reason. Without a device: `wanted`.
+// What the device has now. Throws std::system_error.
+std::vector<Address> addresses_of(const std::string& device, int family);
+
+// Which of `present` to use: `wanted` if it is there, else the first of its kind (a link-local one is another kind); its
+// port is that of `wanted`. nullopt: there is none.
+std::optional<Address> choose_address(const Address& wanted, const std::vector<Address>& present);
+
+// The address to use on the device now; throws std::runtime_error with the reason. Without a device: `wanted`.
 Address current_address(const Address& wanted, const std::string& device);
 
-// A listening TCP socket and a UDP socket on one port number. Throws std::invalid_argument (no such device or address)
+// A listening TCP socket and a UDP socket on one port number: the address's, or any if that is 0 or taken. Throws std::invalid_argument (no such device or address)
 // or std::system_error.
 struct Sockets {
   int listener = -1;

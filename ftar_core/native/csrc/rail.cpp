@@ -73,6 +73,13 @@ Address Conn::peer_address() const {
   return a;
 }
 
+Address Conn::local_address() const {
+  Address a;
+  a.length = sizeof a.storage;
+  if (::getsockname(fd_, a.get(), &a.length) != 0) a.length = 0;
+  return a;
+}
+
 void Conn::set_mask() {
   if (stage_ == Stage::closed) return;
   // A paused connection still has to notice that the peer is gone.

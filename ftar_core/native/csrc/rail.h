@@ -102,6 +102,7 @@ class Conn {
   double deadline_ms() const { return deadline_ms_; }
   double since_ms() const { return since_ms_; }
   Address peer_address() const;
+  Address local_address() const;
   uint64_t bytes_sent() const { return bytes_sent_; }
   uint64_t bytes_received() const { return bytes_received_; }
   bool sending_frame() const { return header_at_ < FrameHeader::kSize || payload_left_ > 0; }

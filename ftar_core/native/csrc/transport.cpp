@@ -1,6 +1,7 @@
 // See transport.h.
 #include "transport.h"
 
+#include <net/if.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <cmath>
 #include <csignal>
+#include <limits>
 #include <stdexcept>
 #include <system_error>
 
@@ -21,12 +23,17 @@ namespace ftar {
 
 namespace {
 constexpr uint64_t kWakeId = 0;
+constexpr uint64_t kNewsId = 1;
 constexpr uint64_t kListenerId = 1u << 8;  // + rail
 constexpr uint64_t kUdpId = 1u << 9;       // + rail
 constexpr size_t kMaxRails = 64;
 constexpr size_t kMaxStrangers = 256;
 constexpr double kExpireEveryMs = 20;
 constexpr double kIdleTickMs = 1000;
+// How soon after news the addresses are read, so that a storm of news costs little; how often without netlink.
+constexpr double kAddressesMs = 5;
+constexpr double kAddressesShare = 20;  // reading them takes at most this part of the time, on a host with thousands
+constexpr double kAddressesAgainMs = 1000;
 }  // namespace
 
 double Transport::now_ms() {
@@ -47,6 +54,8 @@ Transport::Transport(std::string key, const Options& options, const std::vector<
         if (p.config.name == r.name) throw std::invalid_argument("two rails are called " + r.name);
       }
       RailPort port{r, parse_address(r.address, 0, r.device), {}, true, ""};
+      port.device_index = ::if_nametoindex(r.device.c_str());
+      if (!r.device.empty()) port.present = addresses_of(r.device, port.address.family());
       port.sockets = open_rail(port.address, r.device, r.name);
       port.address.set_port(port.sockets.port);
       for (const int fd : {port.sockets.listener, port.sockets.udp}) close_in_children(fd);
@@ -57,6 +66,7 @@ Transport::Transport(std::string key, const Options& options, const std::vector<
     if (epoll_ < 0 || wake_ < 0) throw std::system_error(errno, std::generic_category(), "epoll");
     for (const int fd : {epoll_, wake_}) close_in_children(fd);
     watch(wake_, kWakeId, EPOLLIN, true);
+    if (news_.fd() >= 0) watch(news_.fd(), kNewsId, EPOLLIN, true);
     for (size_t i = 0; i < ports_.size(); ++i) {
       watch(ports_[i].sockets.listener, kListenerId + i, EPOLLIN, true);
       watch(ports_[i].sockets.udp, kUdpId + i, EPOLLIN, true);
@@ -148,7 +158,8 @@ void Transport::run() {
   epoll_event events[64];
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    const double wait = std::clamp(std::min(next_tick_ms_, next_expire_ms_) - now_ms(), 0.0, kIdleTickMs);
+    const double wait =
+        std::clamp(std::min({next_tick_ms_, next_expire_ms_, check_addresses_ms_}) - now_ms(), 0.0, kIdleTickMs);
     lock.unlock();
     const int n = ::epoll_wait(epoll_, events, 64, static_cast<int>(std::ceil(wait)));
     lock.lock();
@@ -160,6 +171,7 @@ void Transport::run() {
     }
     const double now = now_ms();
     if (now >= next_expire_ms_) expire(now);
+    if (now >= check_addresses_ms_) check_addresses(now);
     if (now >= next_tick_ms_) {
       next_tick_ms_ = now + kIdleTickMs;  // before the call, which may wake() for an earlier one
       next_tick_ms_ = std::min(next_tick_ms_, on_tick_(now));
@@ -172,6 +184,10 @@ void Transport::dispatch(uint64_t id, uint32_t events) {
   if (id == kWakeId) {
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t n = ::read(wake_, &count, sizeof count);
+  } else if (id == kNewsId) {
+    if (!news_.read()) return;
+    next_tick_ms_ = 0;  // the carrier, at once
+    check_addresses_ms_ = std::min(check_addresses_ms_, std::max(now_ms(), addresses_free_ms_) + kAddressesMs);
   } else if (id >= kListenerId && id < kListenerId + kMaxRails) {
     accept_all(static_cast<int>(id - kListenerId));
   } else if (id >= kUdpId && id < kUdpId + kMaxRails) {
@@ -182,6 +198,51 @@ void Transport::dispatch(uint64_t id, uint32_t events) {
   } else if (auto it = conns_.find(id); it != conns_.end()) {
     it->second->on_event(events);
   }
+}
+
+void Transport::check_addresses(double now) {
+  check_addresses_ms_ = now + kAddressesAgainMs;
+  if (news_.fd() >= 0) check_addresses_ms_ = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < ports_.size(); ++i) {
+    RailPort& p = ports_[i];
+    if (p.config.device.empty()) continue;
+    try {
+      std::vector<Address> present = addresses_of(p.config.device, p.address.family());
+      const bool same = std::equal(present.begin(), present.end(), p.present.begin(), p.present.end(),
+                                   [](const Address& a, const Address& b) { return a.same_host(b); });
+      const unsigned index = ::if_nametoindex(p.config.device.c_str());
+      if (!same) {
+        p.present = std::move(present);
+        ++p.version;
+        next_tick_ms_ = 0;
+      }
+      const auto address = choose_address(p.address, p.present);
+      if (index != 0 && address && (!address->same_host(p.address) || index != p.device_index)) move_port(i, *address, index);
+    } catch (const std::exception&) {  // an address that cannot be bound yet (duplicate address detection): soon
+      check_addresses_ms_ = std::min(check_addresses_ms_, now + kAddressesAgainMs / 10);
+    }
+  }
+  const double end = now_ms();
+  addresses_free_ms_ = end + kAddressesShare * (end - now);
+}
+
+// The sockets of a rail go where its address went. Connections are their owners' affair: see LinkEnd::tick.
+void Transport::move_port(size_t rail, const Address& to, unsigned device_index) {
+  RailPort& p = ports_[rail];
+  const Sockets fresh = open_rail(to, p.config.device, p.config.name);
+  for (const int fd : {fresh.listener, fresh.udp}) close_in_children(fd);
+  for (const int fd : {p.sockets.listener, p.sockets.udp}) {
+    keep_in_children(fd);
+    ::close(fd);
+  }
+  p.sockets = fresh;
+  p.address = to;
+  p.address.set_port(fresh.port);
+  p.device_index = device_index;
+  ++p.version;
+  next_tick_ms_ = 0;
+  watch(fresh.listener, kListenerId + rail, listen_again_ms_ > 0 ? 0 : EPOLLIN, true);
+  watch(fresh.udp, kUdpId + rail, EPOLLIN, true);
 }
 
 void Transport::accept_all(int rail) {

@@ -23,6 +23,7 @@
 #include "netio.h"
 #include "options.h"
 #include "rail.h"
+#include "route_news.h"
 #include "status_socket.h"
 
 namespace ftar {
@@ -59,6 +60,11 @@ struct RailPort {
   Sockets sockets;
   bool carrier = true;
   std::string carrier_reason;
+  // What its device has. `version` rises with every change of it; `address` and the sockets follow when the old address is
+  // gone and another one has come.
+  std::vector<Address> present = {};
+  unsigned device_index = 0;
+  unsigned version = 0;
 };
 
 class BeatSink {
@@ -121,6 +127,8 @@ class Transport {
   };
   void run();
   void dispatch(uint64_t id, uint32_t events);
+  void check_addresses(double now_ms);
+  void move_port(size_t rail, const Address& to, unsigned device_index);  // throws
   void accept_all(int rail);
   void read_beats(int rail);
   void expire(double now_ms);
@@ -133,6 +141,7 @@ class Transport {
   std::vector<RailPort> ports_;
   CarrierReader carriers_;
   StatusSocket status_{*this};
+  RouteNews news_;
   int epoll_ = -1;
   int wake_ = -1;
   FairMutex mutex_;
@@ -147,6 +156,8 @@ class Transport {
   uint64_t next_id_ = 1u << 16;  // smaller numbers are the sockets of rails
   double next_tick_ms_ = 0;
   double next_expire_ms_ = 0;
+  double check_addresses_ms_ = 0;
+  double addresses_free_ms_ = 0;
   double listen_again_ms_ = 0;  // out of file descriptors: accept again then
   bool stopping_ = false;
   std::thread thread_;

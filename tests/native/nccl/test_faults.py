@@ -231,6 +231,53 @@ def test_anything_pulled_at_any_time_costs_no_byte(seed: int) -> None:
             assert peer.ask("resources")[1] == threads
 
 
+@pytest.mark.parametrize("end", ["receiver", "sender"])
+def test_a_rail_comes_back_with_another_address(net: Net, end: str) -> None:
+    """The listener goes where its address went, and whoever dials is told so over the rail that lives."""
+    node = 1 if end == "receiver" else 0
+    with Rig(net) as rig:
+        rig.stream(0, 1, rig.connect(0, 1), MIXED)
+        rig.advance(10)
+        net.link(node, 0, "down")
+        rig.advance(10)
+        new = net.renumber(node, 0, host=77)
+        net.link(node, 0, "up")
+        rig.until(lambda: said(rig, 1 - node, f"{new} by rail0: UP"), "the rail is up with its new address")
+        rig.until(lambda: said(rig, 0, "returned to the preferred rail"), "traffic back on it")
+        rig.advance(10)
+        # And again for a new connection, whose handle or source has the new address from the start.
+        rig.stream(0, 1, rig.connect(0, 1), MIXED)
+        rig.advance(10)
+        assert all(said(rig, i, "given up") == 0 for i in (0, 1))
+
+
+def test_an_address_is_replaced_under_traffic(net: Net) -> None:
+    """No carrier is lost and nothing is silent on the way out: the addresses themselves are looked at."""
+    with Rig(net) as rig:
+        rig.stream(0, 1, rig.connect(0, 1), MIXED)
+        rig.advance(10)
+        for node, host in ((1, 77), (0, 78), (1, 2)):
+            before = said(rig, 0, "returned to the preferred rail")
+            net.renumber(node, 0, host)
+            rig.until(lambda b=before: said(rig, 0, "returned to the preferred rail") > b, "back on rail0")  # type: ignore[misc]
+            rig.advance(10)
+        assert said(rig, 1, "rail0 has the address 10.77.0.2 no more")
+        assert said(rig, 0, "rail0 has the address 10.77.0.1 no more")
+
+
+def test_the_only_rail_comes_back_with_another_address() -> None:
+    """Nobody can say so to the sender: an error after the bound, with the address that was tried."""
+    with Net(nodes=2, rails=1) as net, Rig(net, FTAR_NET_TIMEOUT_S="1.5") as rig:
+        rig.stream(0, 1, rig.connect(0, 1), MIXED)
+        rig.advance(10)
+        net.link(1, 0, "down")
+        net.renumber(1, 0, host=77)
+        net.link(1, 0, "up")
+        assert set(rig.failed(0) + rig.failed(1)) == {REMOTE}
+        reason = next(line for line in rig.peers[0].ask("log") if "given up" in line)
+        assert "to 10.77.0.2 by rail0: all rails have been dead" in reason
+
+
 def test_with_nothing_configured_every_nic_but_the_management_one_is_a_rail(net: Net) -> None:
     ns = net.ns(0)
     ip("-n", ns, "link", "set", "lo", "up")

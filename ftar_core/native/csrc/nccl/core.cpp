@@ -112,6 +112,14 @@ Listener* Core::listen(int device, unsigned char* out) {
   return listener.release();
 }
 
+// With the addresses that the rails have now.
+std::vector<Nic> Core::current_nics() {
+  std::vector<Nic> nics = nics_;
+  std::lock_guard lock(transport_.mutex());
+  for (size_t i = 0; i < nics.size(); ++i) nics[i].address = transport_.ports()[i].address;
+  return nics;
+}
+
 SendComm* Core::connect(int device, const unsigned char* bytes) {
   Handle handle;
   if (const std::string problem = handle.parse(bytes); !problem.empty()) throw std::invalid_argument(problem);
@@ -119,7 +127,7 @@ SendComm* Core::connect(int device, const unsigned char* bytes) {
     throw std::invalid_argument(handle.needs_token ? "the peer has FTAR_TOKEN_FILE set and this process has not: set it on all ranks"
                                                    : "this process has FTAR_TOKEN_FILE set and the peer has not: set it on all ranks");
   }
-  const std::vector<RailPair> pairs = pair_rails(nics_, preference_[static_cast<size_t>(device)], handle.rails, kMaxRails);
+  const std::vector<RailPair> pairs = pair_rails(current_nics(), preference_[static_cast<size_t>(device)], handle.rails, kMaxRails);
   if (pairs.empty()) throw std::invalid_argument("the peer's rails and ours have no address family (IPv4, IPv6) in common");
   std::string positions;
   for (const RailPair& p : pairs) positions += (positions.empty() ? "/" : ",") + std::to_string(p.remote);

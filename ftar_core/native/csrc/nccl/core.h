@@ -59,6 +59,7 @@ class Core {
   int open() const { return open_; }
 
  private:
+  std::vector<Nic> current_nics();
   void on_proven(Conn& conn);
   double on_tick(double now_ms);
   RecvComm* arrive(Listener& listener, const Hello& hello, uint64_t tag, const std::vector<int>& positions);
