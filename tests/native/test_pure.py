@@ -117,7 +117,7 @@ def test_frames_that_cannot_be_are_named() -> None:
     assert core.check_frame(frame(2)) == ""
     wrong = {
         "not a frame": frame(1, magic=b"GET "),
-        "unknown type": frame(9),
+        "unknown type": frame(10),
         "beyond its message": frame(1, length=11, offset=5, total=15),
         "reaches beyond": frame(1, length=1, offset=2**64 - 1, total=2**64 - 1),
         "longer than the limit": frame(1, length=2**32 - 1, total=2**64 - 1),
