@@ -79,14 +79,17 @@ def _digests_agree(job: Job, now: float) -> bool:
     return False
 
 
-def last_reason(job: Job) -> str:
-    """Why the commit of the running step is the last one; empty if it is not."""
+def last_reason(job: Job, committed: Sequence[str] | None = None) -> str:
+    """Why the commit of the running step is the last one; empty if it is not. `committed`: its contributors, where
+    these are not the members of the running epoch."""
     if job.finishing:
         return job.finishing
     if job.config.steps and job.step >= job.config.steps:
         return f"step {job.step} is the last of {job.config.steps}"
     if job.last_wish and job.step >= job.last_wish:
         return f"all training scripts end with step {job.last_wish}"
+    if sampler.exhausted(job.deal, job.epoch.names() if committed is None else committed):
+        return f"all {job.deal.limit} batches of the data are trained"
     return ""
 
 

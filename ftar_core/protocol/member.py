@@ -67,13 +67,20 @@ REFUSED_RETRY_S = 1.0
 
 class Member:
     """One life of a replica. `initial_digest` names the state it was initialised with, before step 1; empty: it has
-    none.
+    none. `start`: from where batches are to be dealt, if the job begins with this state.
 
     `coordinator_wait_s`: how long it waits for a lost coordinator before it ends (Welcome may change it).
     """
 
     def __init__(
-        self, job: str, replica: str, now: float, coordinator_wait_s: float = 600.0, initial_digest: str = ""
+        self,
+        job: str,
+        replica: str,
+        now: float,
+        coordinator_wait_s: float = 600.0,
+        initial_digest: str = "",
+        *,
+        start: Deal | None = None,
     ) -> None:
         self.job = job
         self.replica = replica
@@ -83,7 +90,7 @@ class Member:
         self.promised: Term = NO_TERM
         self.step = 1 if initial_digest else 0  # all before it are committed here; 0: holds no state
         self.epoch: EpochInfo | None = None
-        self.deal: Deal | None = None
+        self.deal: Deal | None = start
         self.last_commit_epoch: EpochId = NO_EPOCH
         self.done: Done | None = None
         self.shadow = False

@@ -186,7 +186,10 @@ def _has_result_of(standing: Standing, epoch: EpochId) -> bool:
 
 
 def _deal(level: Mapping[str, Standing]) -> Deal | None:
-    return next((s.report.deal for s in level.values() if s.report.deal is not None), None)
+    """What was dealt at their step, from anybody who was in an epoch (before that, a report only says from where to
+    begin)."""
+    known = (s.report for s in level.values() if s.report.epoch != NO_EPOCH)
+    return next((report.deal for report in known if report.deal is not None), None)
 
 
 def _reason(commit: bool, step: int, members: Mapping[str, Standing], missing: list[str]) -> str:

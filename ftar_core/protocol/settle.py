@@ -72,7 +72,7 @@ def try_start(job: Job, now: float) -> None:
     epoch = job.mint_epoch(r.member() for r in same)
     job.mode, job.reason = Mode.RUNNING, ""
     job.step, job.last_commit_epoch, job.dealt_to = 1, NO_EPOCH, epoch.members
-    job.deal = sampler.first(epoch.names())
+    job.deal = sampler.first(epoch.names(), leader.report.deal)
     job.timers.pop("start", None)
     job.timers.pop("hold-exit", None)
     enter_epoch(job, epoch, same, now, lost={}, undo=undo)
@@ -204,7 +204,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     job.dealt_to = epoch.members
     job.plan = next((r.hello.plan for r in members if r.hello is not None), job.plan)
     _running(job)
-    last = last_reason(job) if decision.commit else ""
+    last = last_reason(job, decision.contributors) if decision.commit else ""
     if decision.commit:
         _settle_by_commit(job, decision, epoch, standings, last=last, undo=undo)
     else:

@@ -69,12 +69,14 @@ class Deal(Part, frozen=True):
     """Which global batch each contributor trains at a step, and what is needed to deal the next (protocol/sampler.py).
 
     A contributor without an entry has weight 0 at this step. `returned` holds batches whose contributor was lost
-    before the commit; they are dealt first, in order. `cursor` is the next batch never dealt.
+    before the commit; they are dealt first, in order. `cursor` is the next batch never dealt. Batches from `limit` on
+    do not exist: the job ends when all below are trained (0: there is no end).
     """
 
     batches: dict[str, int]
     cursor: int
     returned: tuple[int, ...] = ()
+    limit: int = 0
 
 
 class Report(Part, frozen=True):
@@ -87,7 +89,7 @@ class Report(Part, frozen=True):
     done: bool = False  # holds the reduced result of `step` in `epoch`
     last_commit_epoch: EpochId = NO_EPOCH  # the epoch in which step-1 was committed
     promised: Term = NO_TERM  # the highest term it has accepted
-    deal: Deal | None = None  # the dealt set of `step` (rule ASSIGN)
+    deal: Deal | None = None  # the dealt set of `step` (rule ASSIGN); before any epoch: from where to deal, no batches
     state_digest: str = ""  # of the parameters before `step`; compared where both sides are at the first step
 
 

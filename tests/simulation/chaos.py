@@ -33,9 +33,9 @@ class Outcome:
 
 
 class Chaos:
-    """One run. The same seed gives the same run."""
+    """One run. The same seed gives the same run. `limit`: the data has so many batches (0: no end)."""
 
-    def __init__(self, seed: int, *, quiet: bool = True) -> None:
+    def __init__(self, seed: int, *, quiet: bool = True, limit: int = 0) -> None:
         self.rng = rng = random.Random(seed)
         replicas = rng.choice((2, 3, 3, 3, 4, 5))
         self.names = [f"r{i}" for i in range(replicas)]
@@ -54,6 +54,7 @@ class Chaos:
             record_check_s=0.9,
         )
         self.world = world = World(config, quiet=quiet)
+        world.limit = limit
         odd = rng.randrange(3, 9)
         world.finite = lambda step, result: step % odd != 0
         self.world.on_closing = lambda link: None
@@ -87,12 +88,15 @@ class Chaos:
         self._heal()
         goal = world.truth.last + AFTER_HEAL
         for _ in range(limit):
+            if world.limit and len(world.truth.trained) == world.limit:
+                world.truth.all_dealt(world.limit, set())
+                return Outcome(world.truth.last, "all trained", self.faults)
             self._one()
             if world.now >= self.next_look:
                 self._let_in()
             if self._over():
                 break
-            if self.world.truth.last >= goal:
+            if not world.limit and self.world.truth.last >= goal:
                 self._account()
                 return Outcome(self.world.truth.last, "progress", self.faults)
         return Outcome(self.world.truth.last, self._excuse(), self.faults)
@@ -416,12 +420,12 @@ class Chaos:
         )
 
 
-def run(seed: int) -> Outcome:
+def run(seed: int, limit: int = 0) -> Outcome:
     """One seed; a Violation carries the history."""
     try:
-        return Chaos(seed).run()
+        return Chaos(seed, limit=limit).run()
     except Exception as error:
-        again = Chaos(seed, quiet=False)
+        again = Chaos(seed, quiet=False, limit=limit)
         try:
             again.run()
         except Exception:  # the same one

@@ -23,3 +23,14 @@ def test_a_cluster_under_random_faults_keeps_one_truth(part: int, request: pytes
         assert len(went_on) > 0.75 * len(outcomes), "most runs must survive their faults, not merely explain them"
         assert sum(o.faults for o in outcomes) > len(outcomes), "the runs had hardly any faults"
         assert sum(o.steps for o in outcomes) > 5 * len(outcomes), "the runs committed hardly anything"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_data_that_has_an_end_is_trained_to_its_end(part: int, request: pytest.FixtureRequest) -> None:
+    """Every batch once, none beyond the last, and no step without data (truth.py sees to the latter)."""
+    seeds = request.config.getoption("seeds", DEFAULT_SEEDS) // 5
+    first = request.config.getoption("first_seed", 0)
+    outcomes = [run(seed, limit=5 + seed % 90) for seed in range(first + part, first + seeds, PARTS)]
+    if len(outcomes) >= 10:
+        trained = [o for o in outcomes if o.ended == "all trained"]
+        assert len(trained) > 0.7 * len(outcomes), [o.ended for o in outcomes]

@@ -198,7 +198,8 @@ class Life:
 
     def __init__(self, world: World, name: str, initial: str = INITIAL) -> None:
         self.world, self.name = world, name
-        self.member = Member(world.config.job, name, world.now, world.config.member_wait_s, initial)
+        start = Deal(batches={}, cursor=0, limit=world.limit)
+        self.member = Member(world.config.job, name, world.now, world.config.member_wait_s, initial, start=start)
         self.history: list[tuple[Result, str, EpochId]] = []  # of step i+1: result, verdict, committing epoch
         self.link: Link | None = None
         self.alive, self.paused = True, False
@@ -427,6 +428,7 @@ class World:
         self.events: list[object] = []
         self.history: list[str] = []
         self.last_step_wish = 0
+        self.limit = 0  # batches of the data; 0: no end
         self.finite: Callable[[int, Result], bool] = lambda step, result: True
         self.on_touch: Callable[[object], None] = lambda who: None
         self.on_closing: Callable[[Link], None] = lambda link: None

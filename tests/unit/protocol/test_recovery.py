@@ -123,3 +123,11 @@ def test_force_goes_on_without_the_absent() -> None:
 def test_a_joined_member_whose_state_never_arrived_does_not_settle() -> None:
     here = {"a": at("a", 6), "b": at("b", 0), "c": at("c", 6)}
     assert settled(decide(basis(), here, waited=False)).members == ("a", "c")
+
+
+def test_what_was_dealt_is_told_by_those_who_were_in_an_epoch() -> None:
+    """The first word of the job never reached a: what it reports is only from where it would have begun."""
+    begin = Report(step=1, deal=Deal(batches={}, cursor=0, limit=9))
+    here = {"a": Standing(LIVES["a"], begin), "b": at("b", 1, names="ab")}
+    decision = settled(decide(None, here, waited=False))
+    assert decision.deal == DEAL

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftar_core.protocol import sampler
+from ftar_core.wire.messages import Deal
 
 NAMES = ["r0", "r1", "r2", "r3"]
 members = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True).map(sorted)
@@ -58,3 +61,30 @@ def test_every_batch_is_trained_once_or_waits(history: list[tuple[list[str], lis
         assert deal.cursor == fresh
     assert len(trained) == len(set(trained))
     assert set(trained) | set(deal.batches.values()) | set(deal.returned) == set(range(deal.cursor))
+
+
+def test_a_later_job_goes_on_where_an_earlier_one_ended() -> None:
+    start = Deal(batches={}, cursor=7, returned=(3, 5), limit=8)
+    deal = sampler.first(["r0", "r1", "r2", "r3"], start)
+    assert deal.batches == {"r0": 3, "r1": 5, "r2": 7}, "what came back first; r3 has no batch: there are only 8"
+    assert sampler.exhausted(deal, ["r0", "r1", "r2", "r3"])
+    assert not sampler.exhausted(deal, ["r0", "r2", "r3"])
+    assert sampler.following(deal, ["r0", "r2", "r3"], ["r0", "r2", "r3"]).batches == {"r0": 5}
+
+
+@given(st.integers(1, 30), st.integers(0, 2**32))
+def test_data_with_an_end_is_trained_once_and_the_end_is_noticed(limit: int, seed: int) -> None:
+    rng = random.Random(seed)
+    deal = sampler.first(NAMES[: rng.randrange(1, 5)], Deal(batches={}, cursor=0, limit=limit))
+    trained: list[int] = []
+    for _ in range(200):
+        committed = [r for r in deal.batches if rng.random() < 0.7]
+        trained += [deal.batches[r] for r in committed]
+        assert sampler.exhausted(deal, committed) == (set(trained) == set(range(limit)))
+        if sampler.exhausted(deal, committed):
+            break
+        deal = sampler.following(deal, committed, sorted(rng.sample(NAMES, rng.randrange(1, 5))))
+        assert deal.batches, "no step without data"
+    else:
+        raise AssertionError("200 steps for 30 batches")
+    assert sorted(trained) == list(range(limit))
