@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftar_core.errors import FtarError as FtarError
+    from ftar_core.training.data import BatchSampler as BatchSampler
     from ftar_core.training.session import Session as Session
+    from ftar_core.training.stream import Stream as Stream
 
 __version__ = "0.1.0"
 
-_LAZY = {"Session": "ftar_core.training.session", "FtarError": "ftar_core.errors"}
-__all__ = ["FtarError", "Session", "__version__"]
+_LAZY = {
+    "BatchSampler": "ftar_core.training.data",
+    "FtarError": "ftar_core.errors",
+    "Session": "ftar_core.training.session",
+    "Stream": "ftar_core.training.stream",
+}
+__all__ = ["BatchSampler", "FtarError", "Session", "Stream", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

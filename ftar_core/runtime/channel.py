@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ftar_core.errors import WireError
+from ftar_core.runtime.forks import not_in_children
 from ftar_core.wire.codec import FrameParser, encode
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class Channel(Generic[T]):
 
     def __init__(self, sock: socket.socket, parser: FrameParser[T]) -> None:
         tune(sock)
+        not_in_children(sock)
         self.sock = sock
         self.parser = parser
         self.broken = ""

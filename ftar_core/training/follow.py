@@ -44,7 +44,7 @@ from ftar_core.training.statewire import (
 from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES, open_socket
 from ftar_core.wire.codec import nonce, prove, proved
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import Endpoint, MemberInfo, Verdict
+from ftar_core.wire.messages import Deal, Endpoint, MemberInfo, Verdict
 
 CONNECT_S = 1.0
 BACKOFF_S, BACKOFF_MAX_S = 0.05, 1.0
@@ -72,13 +72,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class ReplayStep:
-    """A committed step; `buckets` are its averaged gradients (empty when nobody updates)."""
+    """A committed step; `buckets` are its averaged gradients (empty when nobody updates). `deal`: of the next step."""
 
     step: int
     epoch: EpochId
     verdict: Verdict
     contributors: tuple[str, ...]
     buckets: tuple[torch.Tensor, ...]
+    deal: Deal | None = None
 
     @property
     def nbytes(self) -> int:
@@ -364,7 +365,7 @@ class Follower:
         if header.step != self._have + 1:
             self._start_again()
             raise WireError(f"step {header.step} after {self._have}: steps are missing")
-        self._put(ReplayStep(header.step, header.epoch, header.verdict, header.contributors, tensors))
+        self._put(ReplayStep(header.step, header.epoch, header.verdict, header.contributors, tensors, header.deal))
         self._have = header.step
         self._say(f"following {source.replica}", connected=True)
 

@@ -1,6 +1,8 @@
 """What happened at each step, as JSON lines: one file a replica, appended over all its lives.
 
-Kinds: `start` and `end` of a life, `epoch` (membership entered), `rail` (a rail of a link changed state), `step`.
+Kinds: `data` (what is trained, and from where on), `start` and `end` of a life, `epoch` (membership entered), `rail` (a
+rail of a link changed state), `step`. `batches` of a step that was not replayed: the number that each contributor
+trained in it.
 Times: `time` Unix seconds, `mono` and `t_*` CLOCK_MONOTONIC seconds (comparable between processes of one machine). A
 line is one write of the whole line, so a killed process leaves at most one torn last line, which readers skip.
 

@@ -21,6 +21,7 @@ class StepLedger:
         self,
         commit: Commit,
         *,
+        batches: dict[str, int],
         incarnation: int,
         began: float,
         produced: float,
@@ -31,7 +32,8 @@ class StepLedger:
         loss: float | None,
         tokens: int,
     ) -> None:
-        """A step that this replica contributed to. Times in seconds of CLOCK_MONOTONIC."""
+        """A step that this replica contributed to, and the batch of each contributor. Times in seconds of
+        CLOCK_MONOTONIC."""
         calm = retries == 0 and commit.epoch == self._last_epoch
         self._last_epoch = commit.epoch
         self.stall_ms = self._stalls.measure(produced, committed, calm=calm)
@@ -46,6 +48,7 @@ class StepLedger:
                 "term": commit.epoch.term.number,
                 "epoch": commit.epoch.number,
                 "contributors": list(commit.contributors),
+                "batches": dict(batches),
                 "retries": retries,
                 "verdict": commit.verdict.value,
                 "replayed": False,

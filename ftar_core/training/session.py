@@ -28,10 +28,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -40,12 +40,13 @@ from ftar_core.errors import FtarError, SettingsError
 from ftar_core.protocol.effects import End
 from ftar_core.protocol.events import LeaveNow
 from ftar_core.runtime.settings import Settings, read_settings
+from ftar_core.training.data import BatchSampler, Source
 from ftar_core.training.exchange import Place, Role
+from ftar_core.training.feed import open_feed
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
 from ftar_core.training.plan import DEFAULT_BUCKET_BYTES, make_plan
-from ftar_core.training.sampling import batch_indices, dataset_length
 from ftar_core.training.shadow import Shadow
 from ftar_core.training.state import Stateful, check_transferable, parameters_digest, state_digest
 from ftar_core.training.stepping import Leave, Stepper
@@ -55,10 +56,15 @@ from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from ftar_core.native._core import Options
+    from ftar_core.training.stream import Stream
 
 log = logging.getLogger("ftar.session")
 
+T = TypeVar("T")
+DATA = "data"  # the name of the data among the registered state
 LEAVE_S = 2.0  # for the coordinator to hear that this replica leaves
 
 
@@ -180,21 +186,57 @@ class Session:
         """Around all backwards of a step but the last: gradients add up and are reduced once."""
         return self._taker.accumulate()
 
-    def batches(self, dataset: Sized | int, batch_size: int, *, seed: int = 0) -> Iterator[torch.Tensor]:
+    def batches(
+        self, dataset: Sized | int | BatchSampler, batch_size: int = 1, *, seed: int = 0
+    ) -> Iterator[torch.Tensor]:
         """Sample indices (int64, shape [batch_size]) of one step after the other, until the job ends.
 
-        `dataset` or its length. Every sample is dealt once an epoch over all replicas together, in an order that
-        depends on `seed` only; `seed`, `batch_size` and the data set must be the same on all replicas.
+        `dataset` or its length; for more than an order by `seed`, or to keep what is trained in a checkpoint, a
+        BatchSampler of your own. Every sample is dealt once a pass over all replicas together. The data and these
+        options must be the same on all replicas.
         """
-        count = dataset_length(dataset)
-        batch_indices(0, batch_size, count, seed)  # raises for a batch size below 1
-        self._start()
+        given = isinstance(dataset, BatchSampler)
+        source = dataset if isinstance(dataset, BatchSampler) else BatchSampler(dataset, batch_size, seed=seed)
+        if given and (batch_size, seed) != (1, 0):
+            raise SettingsError("batch_size and seed are the sampler's", hint="call session.batches(sampler)")
+        source.bind(self._settings.rank, self._settings.world_size)
+        with contextlib.closing(self._turns(source)) as turns:
+            for number in turns:
+                yield torch.tensor(source.indices(number), dtype=torch.int64)
+
+    def data(self, loader: DataLoader[T] | Stream[T]) -> Iterator[T]:
+        """What a loader with a BatchSampler (`DataLoader(dataset, batch_sampler=...)`), or a Stream, returns for the
+        batches that are dealt to this replica: one step after the other, until the job ends.
+
+        Workers and prefetching are welcome: what was read ahead and is then dealt to another replica is dropped here,
+        and read there. What is trained is remembered with the model, as part `data` of its state.
+        """
+        feed = open_feed(loader, self.replica, self._settings.rank, self._settings.world_size)
+        with contextlib.closing(feed), contextlib.closing(self._turns(feed.source)) as turns:
+            for number in turns:
+                if self.warming_up:
+                    yield feed.any()
+                else:
+                    place = self._w.exchange.place()
+                    members = place.epoch.names() if place.epoch is not None else ()
+                    yield feed.get(number, place.deal, members)
+
+    def _turns(self, source: Source) -> Generator[int, None, None]:
+        """The number of the batch of one turn after the other."""
+        source.check_begin()
+        if all(part is not source for part in self._parts.values()):
+            if DATA in self._parts:
+                raise SettingsError(f"state {DATA!r}: the session registers that itself", hint="choose another name")
+            self._parts[DATA] = source
+        self._start(source)
         try:
             while True:
                 batch = self._next_turn()
                 if batch is None:
                     return
-                yield torch.tensor(batch_indices(batch, batch_size, count, seed), dtype=torch.int64)
+                if self._turn is _Turn.TRAIN:
+                    self.weight = source.weight(batch)
+                yield batch
                 if self._turn is not None:
                     raise FtarError(
                         "the loop asked for the next batch before session.step() was called for this one",
@@ -226,7 +268,7 @@ class Session:
 
     # --- turns -----------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _start(self, source: Source) -> None:
         if self._wiring is not None:
             raise FtarError(
                 "session.batches() was called twice", hint="one loop a session: a job has one sequence of steps"
@@ -236,7 +278,8 @@ class Session:
             plan=self.plan,
             retained=self._taker.retained,
             reduced=self._taker.reduced,
-            state_digest=parameters_digest(self.model),
+            state_digest=f"{parameters_digest(self.model)}-{source.fingerprint()}",
+            begin=source.begin(),
             last_step=self._last_step,
             journal=self._journal,
             options=self._link_options,
@@ -251,6 +294,7 @@ class Session:
             optimizer=self.optimizer,
             parts=self._parts,
             update=self._update,
+            source=source,
             journal=self._journal,
             ledger=self._ledger,
         )
@@ -263,6 +307,7 @@ class Session:
             buffer_bytes=self._options.stream_buffer_bytes,
         )
         log.info("%s: %s", self.replica, self.plan.describe())
+        self._journal.write("data", source.describe())
         self._wiring.start()
 
     @property
@@ -290,7 +335,8 @@ class Session:
             self._report(place)
             if place.role is Role.CONTRIBUTOR and stepper.applied == place.step - 1 and not place.stopping:
                 shadow.contributing(place)
-                stepper.begin(place)
+                with self._leaving():
+                    stepper.begin(place)
                 batch = place.deal.batches.get(self.replica)
                 if batch is not None:
                     self._turn = _Turn.TRAIN

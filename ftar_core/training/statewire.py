@@ -24,7 +24,7 @@ from ftar_core.errors import WireError
 from ftar_core.training.state import TensorInfo, raw_bytes
 from ftar_core.wire.codec import FRAME_LIMIT, LENGTH, STRANGER_LIMIT, encode
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import Message, Verdict
+from ftar_core.wire.messages import Deal, Message, Verdict
 
 PURPOSE_HELLO, PURPOSE_WELCOME = "state-hello", "state-welcome"
 CHUNK_BYTES = 1024 * 1024
@@ -93,13 +93,15 @@ class StateEnd(Message, frozen=True):
 
 
 class StepData(Message, frozen=True):
-    """A committed step. Its averaged buckets follow as chunks (none when nobody updates); `sizes` in bytes."""
+    """A committed step. Its averaged buckets follow as chunks (none when nobody updates); `sizes` in bytes. `deal`: of
+    the step behind it."""
 
     step: int
     epoch: EpochId
     verdict: Verdict
     contributors: tuple[str, ...]
     sizes: tuple[int, ...]
+    deal: Deal | None = None
 
 
 class Kept(Message, frozen=True):

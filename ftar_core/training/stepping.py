@@ -16,6 +16,8 @@ from torch import nn
 
 from ftar_core.protocol.effects import End
 from ftar_core.protocol.events import StepReduced
+from ftar_core.protocol.sampler import NOTHING_DEALT
+from ftar_core.training.data import Source
 from ftar_core.training.digests import step_digest
 from ftar_core.training.exchange import News, Place, Role
 from ftar_core.training.follow import ReplayStep
@@ -55,6 +57,7 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         parts: Mapping[str, Stateful],
         update: Callable[[], None],
+        source: Source,
         journal: Journal,
         ledger: StepLedger,
     ) -> None:
@@ -62,16 +65,22 @@ class Stepper:
         self.contributors: tuple[str, ...] = ()  # of that step
         self._wiring, self._exchange, self._server = wiring, wiring.exchange, wiring.server
         self._taker, self._plan, self._model, self._optimizer = taker, plan, model, optimizer
-        self._parts, self._update = parts, update
+        self._parts, self._update, self._source = parts, update, source
         self._journal, self._ledger = journal, ledger
         self._buffers = BufferWatch(model)
         self._replica = wiring.settings.replica
         self._batch: int | None = None
+        self._deal = NOTHING_DEALT  # of the step whose results were announced
         self._began = 0.0
 
     def begin(self, place: Place) -> None:
-        """Gradients from here on are those of `place.step`."""
+        """Gradients from here on are those of `place.step`. Raises Leave."""
         self._batch = place.deal.batches.get(self._replica)
+        if place.deal.limit != self._source.total:
+            job, here = (str(limit) if limit else "any number of" for limit in (place.deal.limit, self._source.total))
+            reason = f"the job trains {job} batches of the data, this replica {here}: start it with the same passes"
+            raise Leave(reason, RankExit.REFUSED)
+        self._source.stands_at(place.deal)
         self._taker.begin(Mode.TAKE)
         self._buffers.remember()
         self._wiring.phase(Phase.FORWARD, place.step)
@@ -109,6 +118,7 @@ class Stepper:
         self._apply(commit)
         self._ledger.step(
             commit,
+            batches={name: batch for name, batch in self._deal.batches.items() if name in commit.contributors},
             incarnation=self._wiring.incarnation,
             began=self._began,
             produced=produced,
@@ -123,6 +133,7 @@ class Stepper:
 
     def _announce(self, step: int, epoch: EpochId, loss: float | None, produced: float) -> bool:
         """Tell the coordinator that the step is reduced here. False if the epoch has changed meanwhile."""
+        place = self._exchange.place()
         digest, finite = step_digest(self._plan, self._taker, self._model, self._optimizer, step)
         event = StepReduced(
             step=step,
@@ -135,6 +146,7 @@ class Stepper:
         )
         told = self._exchange.take_reduced(epoch, lambda: self._wiring.post(event))
         if told:
+            self._deal = place.deal  # nobody deals a step anew within an epoch
             self._wiring.phase(Phase.COMMIT, step)
         return told
 
@@ -149,6 +161,7 @@ class Stepper:
         else:
             log.warning("step %d: gradients were not finite somewhere, nobody updates", commit.step)
         self.applied = commit.step
+        self._source.stands_at(commit.deal)
         self.contributors = commit.contributors
         self._taker.begin(Mode.OFF)
 
@@ -162,6 +175,7 @@ class Stepper:
             verdict=commit.verdict,
             contributors=commit.contributors,
             sizes=tuple(bucket.numel() * bucket.element_size() for bucket in buckets),
+            deal=commit.deal,
         )
         return StepItem(header, buckets)
 
@@ -186,6 +200,8 @@ class Stepper:
             self._run_update(item.step)
             self._taker.begin(Mode.OFF)
         self.contributors = item.contributors
+        if item.deal is not None:
+            self._source.stands_at(item.deal)
         self._ledger.replayed(
             step=item.step,
             epoch=item.epoch,

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ftar_core.errors import SettingsError, WireError
+from ftar_core.runtime.forks import not_in_children
 from ftar_core.runtime.rails import Rail
 from ftar_core.training.state import EncodedState
 from ftar_core.training.statewire import (
@@ -216,6 +217,7 @@ class StateServer:
                 except OSError:
                     time.sleep(ACCEPT_PAUSE_S)  # no descriptor left, most likely: it would fail at once again
                     continue
+                not_in_children(sock)
                 self._greet(sock)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
@@ -393,6 +395,7 @@ def open_socket(rail: Rail | None, family: int | None = None) -> socket.socket:
         address = rail.address if rail is not None else ""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
+    not_in_children(sock)
     option = getattr(socket, "SO_BINDTODEVICE", None)
     if rail is not None and rail.device and option is not None:
         try:

@@ -30,7 +30,7 @@ from ftar_core.training.transfer import StateServer
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId, epoch_key
-from ftar_core.wire.messages import Endpoint, EpochInfo, RailNotice, RankInfo
+from ftar_core.wire.messages import Deal, Endpoint, EpochInfo, RailNotice, RankInfo
 
 if TYPE_CHECKING:
     from ftar_core.native._core import Event, Options
@@ -52,6 +52,7 @@ class Wiring:
         retained: Sequence[torch.Tensor],
         reduced: Sequence[torch.Tensor],
         state_digest: str,
+        begin: Deal,
         last_step: int,
         journal: Journal,
         options: Options | None,
@@ -105,6 +106,7 @@ class Wiring:
                 time.monotonic(),
                 settings.coordinator_wait_s,
                 state_digest,
+                start=begin,
             ),
             extra=[(self.engine.event_fd(), self._engine_events)],
         )
