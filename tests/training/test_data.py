@@ -23,26 +23,30 @@ def all_of(source: BatchSampler) -> list[list[int]]:
     return [source.indices(number) for number in range(source.total)]
 
 
+def flat(batches: list[list[int]]) -> list[int]:
+    return [index for batch in batches for index in batch]
+
+
 def test_the_last_samples_of_a_pass_are_shared_short_or_dropped() -> None:
     whole = all_of(BatchSampler(10, 4, passes=2))
     assert [len(batch) for batch in whole] == [4, 4, 4, 4, 4]
-    assert Counter(sum(whole, [])) == dict.fromkeys(range(10), 2)
+    assert Counter(flat(whole)) == dict.fromkeys(range(10), 2)
     assert [len(batch) for batch in all_of(BatchSampler(10, 4, passes=1))] == [4, 4, 2]
     short = BatchSampler(10, 4, passes=2, drop_last=False)
     assert [len(batch) for batch in all_of(short)] == [4, 4, 2, 4, 4, 2]
     assert [short.weight(number) for number in range(6)] == [1, 1, 0.5, 1, 1, 0.5]
-    assert sorted(sum(all_of(short)[:3], [])) == sorted(sum(all_of(short)[3:], [])) == list(range(10))
+    assert sorted(flat(all_of(short)[:3])) == sorted(flat(all_of(short)[3:])) == list(range(10))
     assert all_of(short)[:3] != all_of(short)[3:], "each pass has its own order"
     dropped = BatchSampler(10, 4, passes=2, drop_last=True)
     assert [len(batch) for batch in all_of(dropped)] == [4, 4, 4, 4]
-    assert max(Counter(sum(all_of(dropped)[:2], [])).values()) == 1
+    assert max(Counter(flat(all_of(dropped)[:2])).values()) == 1
     assert [len(source) for source in (BatchSampler(10, 4), short, dropped)] == [3, 3, 2]
 
 
 def test_the_order_is_that_of_a_session_without_a_sampler() -> None:
     source = BatchSampler(10, 4, seed=7)
     assert [source.indices(n) for n in range(9)] == [batch_indices(n, 4, 10, 7) for n in range(9)]
-    assert sum([BatchSampler(10, 4, shuffle=False).indices(n) for n in range(3)], []) == [*range(10), 0, 1]
+    assert flat([BatchSampler(10, 4, shuffle=False).indices(n) for n in range(3)]) == [*range(10), 0, 1]
 
 
 @settings(deadline=None)

@@ -259,7 +259,7 @@ def test_a_stream_that_ends_early_is_one_line_that_says_what_to_do(workers: int)
     feed = open_feed(Stream(bytes_from, workers=workers), "r0", 0, 1)
     deal = Deal(batches={"r0": 11}, cursor=12)
     assert feed.get(11, deal, ["r0"]) == 11
-    with pytest.raises(FtarError, match="^the stream ended after 12 items, item 12 is needed$") as caught:
+    with pytest.raises(FtarError, match=r"^the stream ended after 12 items, item 12 is needed$") as caught:
         feed.get(12, sampler.following(deal, ["r0"], ["r0"]), ["r0"])
     assert "batches=12" in caught.value.hint
     feed.close()
@@ -294,7 +294,7 @@ def test_a_loader_that_does_not_follow_the_deal_is_refused() -> None:
         assert caught.value.hint
     with pytest.raises(FtarError, match="says what to load only inside of a session"):
         next(iter(DataLoader(numbers, batch_sampler=BatchSampler(10, 2))))
+    disordered = DataLoader(numbers, batch_sampler=BatchSampler(10, 2), num_workers=1)
+    disordered.in_order = False
     with pytest.raises(SettingsError, match="in_order=False"):
-        loader = DataLoader(numbers, batch_sampler=BatchSampler(10, 2), num_workers=1)
-        loader.in_order = False
-        open_feed(loader, "r0", 0, 1)
+        open_feed(disordered, "r0", 0, 1)
