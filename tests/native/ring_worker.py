@@ -17,6 +17,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+import native  # noqa: F401  first: it may put another build in place
 from ftar_core.native import core
 from native.cluster import options, ring_sum
 
