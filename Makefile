@@ -2,6 +2,9 @@
 # make test   set up, then run the tests
 # make setup  the set-up alone (.venv at the project's root); again in a second when nothing changed
 # make check  linters, types, import rules
+# make test-native  the native code built with sanitizers, tested and stormed; KINDS=release,asan,tsan ROUNDS=3
+# make fuzz   feed the native parsers and connections with damaged input; SECONDS=60
+# make storm  fail the rails of NCCL connections FAULTS=1000 times, as root
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,7 +16,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 STAMP := .venv/.ftctl-setup
 NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*) $(wildcard ftar_core/native/csrc/nccl/*) $(wildcard ftar_core/bench/csrc/*)
 
-.PHONY: setup demo test check simulation clean
+.PHONY: setup demo test check simulation native-tools test-native fuzz storm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -52,6 +55,22 @@ check: setup
 SEEDS ?= 10000
 simulation: setup
 	@.venv/bin/python -m pytest tests/simulation --seeds $(SEEDS) --timeout 0
+
+# ROUNDS, KINDS, FAULTS, SEED, TESTS as `python tests/native/builds.py --help` says; MODE and RAILS for storm
+option = $(if $($(1)),--$(2) '$($(1))')
+native-tools: setup
+	@.venv/bin/python -c 'import cmake, nanobind' 2>/dev/null || $(PIP) install --quiet cmake 'nanobind>=2.4'
+
+test-native: native-tools
+	@.venv/bin/python tests/native/builds.py $(call option,KINDS,kinds) $(call option,ROUNDS,rounds) $(call option,FAULTS,faults) \
+	  $(call option,SEED,seed) $(call option,TESTS,tests)
+
+fuzz: native-tools
+	@.venv/bin/python tests/native/builds.py --fuzz $(or $(SECONDS),60) $(call option,SEED,seed)
+
+storm: setup
+	@.venv/bin/python tests/native/nccl/storm.py $(call option,FAULTS,faults) $(call option,SEED,seed) $(call option,RAILS,rails) \
+	  $(call option,MODE,mode) $(call option,ROUNDS,rounds)
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

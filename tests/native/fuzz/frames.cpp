@@ -65,7 +65,9 @@ void greeting(std::string_view text) {
 void dialler(std::string_view text, bool prove) {
   const std::string prefix = exactly(text, Hello::kPrefix);
   const char* error = nullptr;
-  const size_t length = Hello::body_length(bytes(prefix), &error);
+  uint16_t version = 0;
+  const size_t length = Hello::body_length(bytes(prefix), &version, &error);
+  if (version != kWireVersion) return;
   must((length == 0) == (error != nullptr), "a hello has a length or an error");
   must(length <= Hello::kMaxBody, "a hello's length is bounded");
   std::string body(text.size() > Hello::kPrefix ? text.substr(Hello::kPrefix) : std::string_view());
@@ -154,7 +156,7 @@ std::vector<std::string> fuzz_seeds() {
   out.push_back(input(1, 0, {reinterpret_cast<const char*>(nonce), sizeof nonce}));
   for (int prove = 0; prove < 2; ++prove) {
     out.push_back(input(2, prove, hello().write(kKey, challenge())));
-    for (const AnswerCode code : {AnswerCode::welcome, AnswerCode::parked, AnswerCode::refused}) {
+    for (const AnswerCode code : {AnswerCode::welcome, AnswerCode::parked, AnswerCode::refused, AnswerCode::over}) {
       out.push_back(input(3, prove, Answer{code, "a reason"}.write(kKey, challenge(), hello())));
     }
     for (int kind = 1; kind <= 4; ++kind) {

@@ -12,16 +12,34 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from native.nccl.abi import Plugin, PluginError
 from native.nccl.streams import Receiver, Sender, Stream
 
+MOST_LINES = 4000
+
+
+class Talker(Plugin):
+    """Keeps the newest lines only, and counts how often the data of a connection went over to another rail."""
+
+    moves = 0
+
+    def _said(self, *about: Any) -> None:
+        super()._said(*about)
+        self.moves += "carries the data" in self.lines[-1]
+        if len(self.lines) >= MOST_LINES:
+            del self.lines[: MOST_LINES // 2]
+
 
 class Session:
-    def __init__(self, plugin: Plugin) -> None:
+    def __init__(self, plugin: Talker) -> None:
         self.plugin = plugin
         self.streams: list[Stream] = []
+        self.named: dict[str, Stream] = {}  # those that come and go
+        self.words: dict[int, tuple[Any, int]] = {}  # by connection: a message of eight bytes and its request
 
     def answer(self, q: dict[str, Any]) -> Any:
         do = q["do"]
@@ -38,18 +56,45 @@ class Session:
             return self.plugin.try_accept(q["listener"])
         if do in {"send", "receive"}:
             kind = Sender if do == "send" else Receiver
-            stream = kind(self.plugin, q["comm"], q["stream"], q["sizes"], q["count"], q["window"])
-            self.streams.append(stream)
+            stream = kind(
+                self.plugin, q["comm"], q["stream"], q["sizes"], q["count"], q["window"], q.get("pause_s", 0.0)
+            )
+            if "name" in q:
+                self.named[q["name"]] = stream
+            else:
+                self.streams.append(stream)
             stream.start()
             return len(self.streams) - 1
         if do == "state":
-            out = []
+            return [state(s) for s in self.streams]
+        if do == "state-of":
+            return state(self.named[q["name"]])
+        if do == "halt":  # as stop and abandon, for one and without waiting
+            named = self.named[q["name"]]
+            named.stop, named.abandon = True, q["abandon"]
+            return None
+        if do == "halt-senders":
             for s in self.streams:
-                out.append(
-                    {"done": s.done, "bytes": s.bytes, "code": s.code, "error": s.error, "longest_s": s.longest_s}
-                )
-                s.longest_s = 0.0
-            return out
+                s.stop = s.stop or isinstance(s, Sender)
+            return None
+        if do == "flying":  # requests of each sender that are not done
+            return [len(s.flying) for s in self.streams if isinstance(s, Sender)]
+        if do == "untouched":
+            return [s.untouched() for s in self.streams if isinstance(s, Receiver)]
+        if do == "say":  # a number, so that the other side knows which connection of one handle this is
+            word = np.array([q["number"]], np.uint64)
+            self.words[q["comm"]] = (word, self.plugin.isend(q["comm"], word.ctypes.data, 8))
+            return None
+        if do == "listen-for":
+            word = np.zeros(1, np.uint64)
+            self.words[q["comm"]] = (word, self.plugin.irecv(q["comm"], word.ctypes.data, 8))
+            return None
+        if do == "word":  # None: not yet
+            word, request = self.words[q["comm"]]
+            if self.plugin.test(request) is None:
+                return None
+            del self.words[q["comm"]]
+            return int(word[0])
         if do in {"stop", "abandon"}:
             for s in self.streams:
                 s.stop, s.abandon = True, do == "abandon"
@@ -61,6 +106,8 @@ class Session:
             for s in self.streams:
                 if s.comm == q["comm"]:
                     s.buffers = []  # gone at once, as NCCL's would be
+            for name in [name for name, s in self.named.items() if s.comm == q["comm"]]:
+                del self.named[name]
             return None
         if do == "forget":
             self.streams.clear()
@@ -72,6 +119,8 @@ class Session:
             return None
         if do == "log":
             return self.plugin.lines
+        if do == "moves":
+            return self.plugin.moves
         if do == "resources":
             return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
         raise ValueError(do)
@@ -85,9 +134,16 @@ def forked() -> int:
     os._exit(0)
 
 
+def state(s: Stream) -> dict[str, Any]:
+    """How far it is; the longest gap between two messages is since the last question."""
+    longest, s.longest_s = s.longest_s, 0.0
+    about = {"done": s.done, "bytes": s.bytes, "code": s.code, "error": s.error, "longest_s": longest}
+    return {**about, "alive": s.is_alive()}
+
+
 def main() -> None:
     try:
-        plugin = Plugin(Path(sys.argv[1]), int(sys.argv[2]))
+        plugin = Talker(Path(sys.argv[1]), int(sys.argv[2]))
     except PluginError as error:
         print(json.dumps({"code": error.code}), flush=True)
         return

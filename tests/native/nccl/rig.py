@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,12 @@ class Peer:
     """One process. `ns`: its network namespace."""
 
     def __init__(self, version: int = 12, ns: str = "", **variables: str) -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("FTAR_")}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("FTAR_") or k == "FTAR_TEST_BUILD"}
         env.update({"FTAR_NET_OPTIONS": QUICK, **variables})
         if not ns:
             env.setdefault("FTAR_NET_RAILS", LOOPBACK)
         prefix = ["ip", "netns", "exec", ns] if ns else []
+        self.asking = threading.Lock()  # several threads of a test may ask
         self.process = subprocess.Popen(
             [*prefix, sys.executable, str(PEER), str(plugin_path()), str(version)],
             stdin=subprocess.PIPE,
@@ -57,9 +59,10 @@ class Peer:
 
     def ask(self, do: str, **more: Any) -> Any:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **more}) + "\n")
-        self.process.stdin.flush()
-        return self.read()
+        with self.asking:
+            self.process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+            self.process.stdin.flush()
+            return self.read()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -123,8 +126,9 @@ class Rig:
         sizes: list[int],
         count: int = 1 << 40,
         window: int = 8,
+        pause_s: float = 0.0,
     ) -> None:
-        about = {"stream": self.streams, "sizes": sizes, "count": count, "window": window}
+        about = {"stream": self.streams, "sizes": sizes, "count": count, "window": window, "pause_s": pause_s}
         self.peers[receiver].ask("receive", comm=comms[1], **about)
         self.peers[sender].ask("send", comm=comms[0], **about)
         self.streams += 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ MEGA = 1 << 20
 MAX_BYTES = 64 * MEGA
 _GUARD = 64
 _CANARY = 0xEE
+_IDLE_S, _IDLE_MOST_S = 0.0001, 0.002
 _base: list[np.ndarray] = []
 
 
@@ -35,13 +37,17 @@ def size_of(sizes: list[int], stream: int, message: int) -> int:
 class Stream(threading.Thread):
     """Sends or receives messages on one connection until `count` is reached, an error comes or it is stopped."""
 
-    def __init__(self, plugin: Plugin, comm: int, stream: int, sizes: list[int], count: int, window: int) -> None:
+    def __init__(
+        self, plugin: Plugin, comm: int, stream: int, sizes: list[int], count: int, window: int, pause_s: float = 0.0
+    ) -> None:
         super().__init__(daemon=True)
         self.plugin, self.comm, self.stream = plugin, comm, stream
         self.sizes, self.count, self.window = sizes, count, window
         self.done, self.bytes, self.code, self.error = 0, 0, 0, ""
         self.longest_s, self.last = 0.0, time.monotonic()
         self.stop = self.abandon = False  # abandon: leave even with sends in flight
+        self.pause_s = pause_s  # a sender's, after each message that it posts
+        self._idle_s = _IDLE_S
         self.buffers: list[np.ndarray] = []  # they must live until the connection is closed
 
     def run(self) -> None:
@@ -58,16 +64,26 @@ class Stream(threading.Thread):
         self.done += 1
         self.bytes += size
 
+    def rest(self, idle: bool) -> None:
+        """Nothing to do: look again soon, less soon each time, so that many streams leave the cores to the plugin."""
+        if idle:
+            time.sleep(self._idle_s)
+        self._idle_s = min(2 * self._idle_s, _IDLE_MOST_S) if idle else _IDLE_S
+
     def work(self) -> None:
         raise NotImplementedError
 
 
 class Sender(Stream):
+    def __init__(self, *about: Any, **more: Any) -> None:
+        super().__init__(*about, **more)
+        self.flying: deque[tuple[int, int]] = deque()  # requests that are not done, with their sizes
+
     def work(self) -> None:
         largest = max(self.sizes)
         self.buffers = buffers = [np.empty(largest + 1, np.uint8) for _ in range(self.window)]
         memory = [self.plugin.register(self.comm, b.ctypes.data, b.size) for b in buffers]
-        flying: deque[tuple[int, int]] = deque()
+        flying = self.flying
         posted = 0
         while self.done < self.count and not self.abandon and not (self.stop and not flying):
             idle = True
@@ -79,14 +95,15 @@ class Sender(Stream):
                     flying.append((request, size))
                     posted += 1
                     idle = False
+                    if self.pause_s:
+                        time.sleep(self.pause_s)
             if flying and (size_done := self.plugin.test(flying[0][0])) is not None:
                 _, size = flying.popleft()
                 assert size_done == size, (size_done, size)
                 buffers[self.done % self.window][:size] = _CANARY  # NCCL writes the next chunk here
                 self.finished_one(size)
                 idle = False
-            if idle:
-                time.sleep(0.0001)
+            self.rest(idle)
         for m in memory:  # with requests in flight too, if it was abandoned
             self.plugin.deregister(self.comm, m)
 
@@ -133,7 +150,10 @@ class Receiver(Stream):
                 buffer[:size] = _CANARY
                 self.finished_one(size)
                 idle = False
-            if idle:
-                time.sleep(0.0001)
+            self.rest(idle)
         for m in memory:
             self.plugin.deregister(self.comm, m)
+
+    def untouched(self) -> bool:
+        """When the sender has stopped and all its messages were received: nothing may have come since."""
+        return all(bool((buffer == _CANARY).all()) for buffer in self.buffers)

@@ -269,13 +269,16 @@ def test_a_process_that_never_closes_anything_ends_well(version: int) -> None:
 import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 from pathlib import Path
 from native.nccl.abi import Plugin
-import numpy as np
 p = Plugin(Path({str(plugin_path())!r}), {version})
 l, h = p.listen(0)
 s, r = p.connect(1, h), p.accept(l)
-b = np.zeros(1 << 22, np.uint8)
-for _ in range(5): p.isend(s, b.ctypes.data, b.size)
-p.irecv(r, b.ctypes.data, b.size)
+import ctypes
+malloc = ctypes.CDLL(None).malloc
+malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+size = 1 << 22
+out, into = malloc(size), malloc(size)  # NCCL's buffers: Python would free its own before the plugin stops
+for _ in range(5): p.isend(s, out, size)
+p.irecv(r, into, size)
 print("in flight", flush=True)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
