@@ -406,8 +406,18 @@ void LinkEnd::add_open(std::vector<Conn*>* out) const {
   }
 }
 
+void LinkEnd::lend() {
+  const bool asked = asked_.exchange(false, std::memory_order_relaxed);
+  if (!asked && !lent_) return;
+  lent_ = asked;
+  for (size_t i = 0; i < conns_.size(); ++i) {
+    if (Conn* c = open_conn(static_cast<int>(i))) c->lend(asked && carries(static_cast<int>(i)));
+  }
+}
+
 void LinkEnd::tick(double now) {
   if (closed_) return;
+  lend();
   for (size_t i = 0; i < rails_.size(); ++i) {
     const RailPort& p = port(i);
     health_.carrier(static_cast<int>(i), p.carrier, p.carrier_reason, now);

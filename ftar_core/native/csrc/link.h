@@ -28,6 +28,7 @@
 // Users: the ring (ring.h), and whatever else needs such a channel: a sender gives messages in order, a receiver gives
 // places by what the message is. A posting-order API (isend, irecv, test) is a queue of places on top of this.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -83,6 +84,11 @@ class LinkEnd : public ConnUser, public BeatSink {
 
   void tick(double now_ms);
   void progress();  // move in this thread what can be moved; for a caller that waits in a loop
+  // Without the lock: somebody asks in a loop whether something is done (and calls progress). As long as that goes on the
+  // I/O thread is not woken for the connection that carries the data; when a tick finds that it has ended, it is again.
+  void asked() {
+    if (!asked_.load(std::memory_order_relaxed)) asked_.store(true, std::memory_order_relaxed);
+  }
   void add_open(std::vector<Conn*>* out) const;
   // Ends the link here; the peer is told why. No memory of the caller is touched afterwards.
   void close(const std::string& reason, bool left_epoch);
@@ -153,6 +159,7 @@ class LinkEnd : public ConnUser, public BeatSink {
   void tell_endpoints(Conn& conn);
   const char* endpoint(const FrameHeader& header, const std::string& host);
   const RailPort& port(size_t slot) const { return transport_.ports()[static_cast<size_t>(rails_[slot].local)]; }
+  void lend();
   void check_ready(double now_ms);
   void inquire(double now_ms);
   void drop_inquiries();
@@ -161,6 +168,8 @@ class LinkEnd : public ConnUser, public BeatSink {
 
   std::vector<PerRail> per_rail_;
   uint64_t pings_ = 0;
+  std::atomic<bool> asked_{false};  // since the last tick
+  bool lent_ = false;
   bool ready_ = false;
   bool settling_ = false;
   double first_up_ms_ = -1;

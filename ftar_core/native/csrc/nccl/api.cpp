@@ -242,6 +242,7 @@ Result iflush(void** request) {
 Result test(void* request, int* done, int* bytes) {
   auto& r = *static_cast<Request*>(request);
   *done = 0;
+  r.comm->link().asked();
   // The error first: a request that was finished before the connection ended is then still seen as finished.
   const Result error = r.comm->error();
   if (r.state.load(std::memory_order_acquire) != Request::done) {
