@@ -52,13 +52,14 @@ class EventLog:
     def boot(self) -> str:
         return self._boot
 
-    def emit(self, kind: str, thing: str, reason: str, *, injected: bool = False) -> None:
-        """`kind` like "rail.down", `thing` like "node1/rail0". What a fault of ours does is marked `injected`."""
+    def emit(self, kind: str, thing: str, reason: str, *, injected: bool = False, age_s: float = 0.0) -> None:
+        """`kind` like "rail.down", `thing` like "node1/rail0". What a fault of ours does is marked `injected`.
+        `age_s`: how long ago it happened, for what is heard of later."""
         with self._changed:
             self._last += 1
             event = EventRecord(
                 seq=self._last,
-                time=time.time(),
+                time=time.time() - max(0.0, age_s),
                 source=self._node,
                 kind=kind,
                 object=thing[:MAX_TEXT],

@@ -209,6 +209,7 @@ class LinkRailView(Answer):
     device: str
     address: str
     links: int
+    up: int = 0
     states: dict[str, int] = Field(default_factory=dict)
     state: str = ""
     reason: str = ""
@@ -220,10 +221,6 @@ class LinkRailView(Answer):
     hold_left_s: float = 0.0
     detect_ms: float | None = None
     retransmits: int = 0
-
-    @property
-    def up(self) -> int:
-        return self.states.get("UP", 0)
 
 
 class LinkProcessView(Answer):

@@ -72,7 +72,7 @@ class LinkPoller:
     def _tell(self, told: Told, faults: dict[str, str]) -> None:
         node = self._parts.name
         thing = f"{node}/{told.rail}" if told.rail else node
-        self._emit(told.kind, thing, told.reason, injected=told.rail in faults)
+        self._emit(told.kind, thing, told.reason, injected=told.rail in faults, age_s=told.age_s)
 
     def _say_trouble(self, trouble: str) -> None:
         if trouble != self._trouble:

@@ -25,11 +25,12 @@ OTHER = "other"
 
 
 class Told(NamedTuple):
-    """An event. `rail` is the NIC or rail that it is about, possibly empty."""
+    """An event. `rail` is the NIC or rail that it is about, possibly empty; `age_s`: how long ago it happened."""
 
     kind: str
     rail: str
     reason: str
+    age_s: float = 0.0
 
 
 @dataclass
@@ -167,7 +168,7 @@ class LinkBook:
             self.counters.add(self.counters.losses, status.kind, printable(change.rail), change.links)
         device = next((port.device for port in status.rails if port.name == change.rail), "")
         kind = "link.rail" if change.kind in ("rail", "moved") else "link.peer"
-        yield Told(kind, printable(device or change.rail), f"{process.who}: {in_words(status, change)}")
+        yield Told(kind, printable(device or change.rail), f"{process.who}: {in_words(status, change)}", change.age_s)
 
     def _count(self, process: _Process, status: LinkStatus) -> None:
         links = {link.id: link for link in status.links}
@@ -299,6 +300,7 @@ def _rail(status: LinkStatus, index: int, links: Sequence[Link]) -> LinkRailView
     return view.model_copy(
         update={
             "states": {state: count for state, count in counted.items() if count},
+            "up": counted["UP"],
             "state": first.state,
             "reason": printable(first.reason),
             "since_s": first.since_s,

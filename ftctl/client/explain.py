@@ -132,7 +132,8 @@ def _of_row(node: str, row: LinkRow, known: dict[str, str], snapshot: Snapshot) 
         text += f", {show(row.hold_left_s)} left"
     if row.active:
         text += f"; carries {row.active}"
-    text += f"; {row.flaps} flaps, {row.resumes} resumes" if row.flaps or row.resumes else ""
+    text += f"; lost {row.flaps} times lately" if row.flaps > 1 else "; lost once lately" if row.flaps else ""
+    text += f"; {row.resumes} resumes" if row.resumes else ""
     other = next((nic for view in snapshot.views() for nic in view.nics if f"{view.name}/{nic.name}" == far), None)
     if other is not None and is_bad(other):
         text += f"; the NIC at the other end is {rail_word(other)}"

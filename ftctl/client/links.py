@@ -91,6 +91,7 @@ def _as_rail(link: LinkView) -> LinkRailView:
         device="",
         address="",
         links=1,
+        up=int(link.state == "UP"),
         states={link.state: 1},
         state=link.state,
         reason=link.reason,

@@ -230,12 +230,10 @@ def _of_links(snapshot: Snapshot, view: NodeView) -> Iterator[Problem]:
         if found.state in ("DOWN", "PROBING") and found.since_s >= LINKS_CONNECT_S:
             lost = found.links - found.up
             reason = f"{lost} of {found.links} links do not get through, though the NIC is up: {found.reason}"
-            yield Problem(
-                name,
-                reason,
-                f"ftctl why rail {name}",
-                Urgency.EXPECTED if _excused(snapshot, nic) else Urgency.HARDWARE,
-            )
+            if _excused(snapshot, nic):  # what is to be done stands beside the NIC that is down
+                yield Problem(name, reason, "", Urgency.EXPECTED)
+            else:
+                yield Problem(name, reason, f"ftctl why rail {name}", Urgency.HARDWARE)
         elif found.hold_left_s > 0:
             left = f"{show(found.hold_left_s)} of hold-down left"
             flaps = f" after {found.flaps} losses" if found.flaps > 1 else ""

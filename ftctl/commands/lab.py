@@ -30,6 +30,10 @@ SeedOption = Annotated[
     int, typer.Option("--seed", help="Of the model's first parameters and of the order of the data.")
 ]
 MinReplicasOption = Annotated[int, typer.Option("--min-replicas", help="With fewer contributors the job holds.")]
+JobOption = Annotated[
+    str,
+    typer.Option("--job", metavar="JOB", help="training, or nccl: a rank a node moves bytes through the NCCL plugin."),
+]
 WhichOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--name", help="Which lab [default: the only one].", show_default=False),
@@ -48,15 +52,19 @@ def up(
     steps: StepsOption = 0,
     seed: SeedOption = 0,
     min_replicas: MinReplicasOption = 1,
+    job: JobOption = "training",
     output: OutputOption = None,
 ) -> None:
     """Make a lab: namespaces, links, coordinator, agents and training processes. Returns when all replicas train.
+
+    With --job nccl there is no coordinator and no training: one process a node exchanges bytes with all others through
+    the NCCL plugin, every --step-ms, and checks each of them.
 
     Without root it is made inside a user namespace. Ctrl-C before the end leaves nothing behind.
     """
     from ftctl.config import output_only
     from ftctl.lab import lifecycle
-    from ftctl.lab.layout import LabOptions
+    from ftctl.lab.layout import NCCL, LabOptions
     from ftctl.lab.progress import progress
     from ftctl.lab.ready import wait_until_training
 
@@ -72,12 +80,14 @@ def up(
         steps=steps,
         seed=seed,
         min_replicas=min_replicas,
+        job=job,
     )
     with progress(world, f"making lab {name}") as talk:
         lab = lifecycle.bring_up(
             options, lambda lab: world.run(wait_until_training(world, lab, talk.now)), progress=talk.now
         )
-        talk.done(f"lab {name} is up: {replicas} replicas train, {rails} rails each")
+        what = f"{replicas} ranks run the NCCL plugin" if job == NCCL else f"{replicas} replicas train"
+        talk.done(f"lab {name} is up: {what}, {rails} rails each")
     if chosen.for_machines:
         from ftctl.render.document import emit
 
@@ -101,10 +111,14 @@ def _say_next(world: World, options: LabOptions) -> None:
     which = "" if options.name == "lab" else f" --lab {options.name}"
     node, rail = ("node1" if options.replicas > 1 else "node0"), "rail0"
     down = "ftctl lab down" + ("" if options.name == "lab" else f" --name {options.name}")
+    nccl = options.job == "nccl"
     lines = [
-        (f"ftctl status{which} --watch", "see it train"),
+        (f"ftctl status{which} --watch", "see its links" if nccl else "see it train"),
         (f"ftctl inject link-down --node {node} --nic {rail} --duration 20s{which}", "unplug a rail"),
-        (f"ftctl drain replica r0 --reason test{which}", "let a replica leave; rejoin brings it back"),
+        (f"ftctl links{which} --node {node}", "rail by rail: state, reason, where the data goes")
+        if nccl
+        else (f"ftctl drain replica r0 --reason test{which}", "let a replica leave; rejoin brings it back"),
+        *([("ftctl lab status", "messages and bytes checked")] if nccl else []),
         (down, "remove it all"),
     ]
     width = max(len(command) for command, _ in lines)

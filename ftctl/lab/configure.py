@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ftctl.errors import UsageProblem
 from ftctl.lab.credentials import Credentials, to_yaml
-from ftctl.lab.layout import AGENT_PORT, COORDINATOR_PORT, FABRIC_ADDRESS, Node
+from ftctl.lab.layout import AGENT_PORT, COORDINATOR_PORT, FABRIC_ADDRESS, MEETING_PORT, NCCL, Node
 from ftctl.lab.manifest import Manifest, ProcessSpec, save
 from ftctl.lab.paths import LONGEST_SOCKET_PATH, LabPaths, make_private, write_private
 
 COORDINATOR = "coordinator"
 TRAINING_MODULE = "ftar_core.training.example"
+NCCL_MODULE = "ftar_core.ncclrun"
 # What a replica would import when it starts: torch, and what the first optimizer pulls in (2 s of a core).
 PRELOAD = ("torch", "torch._dynamo", TRAINING_MODULE)
 # A lab's replicas are killed every few seconds on purpose; a real node's back-off would take that for a bad replica.
@@ -21,6 +23,10 @@ BACKOFF_MAX_S, HEALTHY_S = 5.0, 10.0
 # A coordinator that ends with 0 has ended the job, with 1 it cannot go on, with 2 its settings are wrong.
 COORDINATOR_FINAL = (0, 1, 2)
 AGENT_FINAL = (2,)
+# Done or a wrong byte, and wrong settings; a rank whose peer is gone is started again, and all meet anew.
+RANK_FINAL = (0, 1, 2)
+# Long enough to be seen by somebody who looks once a second.
+RANK_HOLD_DOWN_MS = 3000
 # Three trainers on two cores: more threads than one each only fight each other. Read by OpenMP and MKL before torch is
 # imported, so it must be in the environment of the pre-imported process, which is a child of the agent.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -75,7 +81,7 @@ def inventory(manifest: Manifest, nodes: Sequence[Node], credentials: Credential
 def agent_config(paths: LabPaths, manifest: Manifest, node: Node, credentials: Credentials) -> dict[str, object]:
     certificate, key = credentials.certificates[node.name]
     options = manifest.options
-    return {
+    config: dict[str, object] = {
         "node": node.name,
         "state_dir": str(paths.node(node.name) / "state"),
         "listen": f"{node.management.address}:{AGENT_PORT}",
@@ -86,25 +92,28 @@ def agent_config(paths: LabPaths, manifest: Manifest, node: Node, credentials: C
         "tokens_file": str(credentials.agents),
         "rails": [rail.name for rail in node.rails],
         "management_nic": node.management.name,
-        "coordinator": {
-            "address": f"{FABRIC_ADDRESS}:{COORDINATOR_PORT}",
-            "job": options.name,
-            "token_file": str(credentials.job_operator),
-        },
-        "supervision": {
-            "preload": list(PRELOAD),
-            "backoff_max_s": BACKOFF_MAX_S,
-            "healthy_s": HEALTHY_S,
-            "replicas": [
-                {
-                    "replica": node.replica,
-                    "module": TRAINING_MODULE,
-                    "args": training_args(manifest),
-                    "env": rank_environment(paths, manifest, node, credentials),
-                }
-            ],
-        },
     }
+    if options.job == NCCL:
+        return config
+    config["coordinator"] = {
+        "address": f"{FABRIC_ADDRESS}:{COORDINATOR_PORT}",
+        "job": options.name,
+        "token_file": str(credentials.job_operator),
+    }
+    config["supervision"] = {
+        "preload": list(PRELOAD),
+        "backoff_max_s": BACKOFF_MAX_S,
+        "healthy_s": HEALTHY_S,
+        "replicas": [
+            {
+                "replica": node.replica,
+                "module": TRAINING_MODULE,
+                "args": training_args(manifest),
+                "env": rank_environment(paths, manifest, node, credentials),
+            }
+        ],
+    }
+    return config
 
 
 def training_args(manifest: Manifest) -> list[str]:
@@ -120,12 +129,49 @@ def rank_environment(paths: LabPaths, manifest: Manifest, node: Node, credential
         "FTAR_JOB": manifest.options.name,
         "FTAR_REPLICA": node.replica,
         "FTAR_TOKEN_FILE": str(credentials.job),
-        "FTAR_RAILS": ",".join(f"{rail.name}={rail.address}@{rail.name}" for rail in node.rails),
+        "FTAR_RAILS": rail_list(node),
         "FTAR_NODE": node.name,
         "FTAR_AGENT": str(ranks_socket(manifest, node)),
         "FTAR_JOURNAL": str(paths.journal),
         **ONE_THREAD,
     }
+
+
+def rail_list(node: Node) -> str:
+    return ",".join(f"{rail.name}={rail.address}@{rail.name}" for rail in node.rails)
+
+
+def traffic_report(paths: LabPaths, node: str) -> Path:
+    """Where the rank of a node says what it has moved and checked (ftar_core.ncclrun)."""
+    return paths.journal / f"{node}.json"
+
+
+def nccl_rank(
+    paths: LabPaths, manifest: Manifest, nodes: Sequence[Node], rank: int, credentials: Credentials
+) -> ProcessSpec:
+    node, options = nodes[rank], manifest.options
+    name = f"rank-{node.name}"
+    wished = os.environ.get("FTAR_NET_OPTIONS", "")  # of whoever makes the lab
+    return ProcessSpec(
+        name=name,
+        namespace=node.name,
+        argv=(
+            *(sys.executable, "-m", NCCL_MODULE),
+            *("--rails", rail_list(node), "--token-file", str(credentials.job), "--allow-sockets"),
+            *("--round-ms", str(options.step_ms), "--rounds", str(options.steps)),
+            *("--report", str(traffic_report(paths, node.name))),
+        ),
+        log=str(paths.log(name)),
+        env={
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(nodes)),
+            "MASTER_ADDR": nodes[0].management.address,
+            "MASTER_PORT": str(MEETING_PORT),
+            "FTAR_JOB": options.name,
+            "FTAR_NET_OPTIONS": ",".join(filter(None, [f"hold_down_ms={RANK_HOLD_DOWN_MS}", wished])),
+        },
+        final_codes=RANK_FINAL,
+    )
 
 
 def process_list(
@@ -163,4 +209,6 @@ def process_list(
         )
         for node in nodes
     )
+    if options.job == NCCL:
+        return (*agents, *(nccl_rank(paths, manifest, nodes, rank, credentials) for rank in range(len(nodes))))
     return (coordinator, *agents)

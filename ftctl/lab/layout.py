@@ -19,9 +19,11 @@ MAX_NODES = 64  # each node is an agent and a training process: memory ends long
 MAX_RAILS = 8
 MAX_SEED = 2**63 - 1  # what torch.manual_seed takes
 COORDINATOR_PORT = 7600
+MEETING_PORT = 7620  # where the ranks of an NCCL job meet, at node0
 AGENT_PORT = 7610
 FABRIC_ADDRESS = "10.99.0.254"
 MANAGEMENT = "mgmt0"
+TRAINING, NCCL = JOBS = ("training", "nccl")
 
 # Names end up in socket paths (108 bytes at most) and in job names.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?\Z")
@@ -30,7 +32,11 @@ _UNIT = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
 
 
 class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the user asked for. `step_ms` is the paced length of a training step; `steps` 0 trains without an end."""
+    """What the user asked for.
+
+    `job`: training (replicas with a coordinator) or nccl (a rank a node that moves bytes through the NCCL plugin).
+    `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
+    """
 
     name: str = "lab"
     replicas: int = 3
@@ -41,6 +47,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps: int = 0
     seed: int = 0
     min_replicas: int = 1
+    job: str = TRAINING
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -91,7 +98,9 @@ def check(options: LabOptions) -> None:
             "replicas over several nodes are not supported yet",
             "leave it at 1, and use more --replicas for more nodes",
         )
-    _within("replicas", options.replicas, 1, MAX_NODES)
+    if options.job not in JOBS:
+        raise UsageProblem(f"--job {options.job}", f"not one of {', '.join(JOBS)}", "ftctl lab up --help")
+    _within("replicas", options.replicas, 2 if options.job == NCCL else 1, MAX_NODES)
     _within("rails", options.rails, 1, MAX_RAILS)
     _within("step-ms", options.step_ms, 0, 60_000)
     _within("steps", options.steps, 0, 10**9)

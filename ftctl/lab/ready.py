@@ -1,4 +1,5 @@
-"""Waits until a new lab trains: every agent answers and every replica contributes, or says which did not, and why."""
+"""Waits until a new lab does its job, or says who does not, and why: every agent answers and every replica contributes;
+or, for a job that runs NCCL's plugin, all links of all ranks are up."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from ftctl.client.cluster import Agents, Snapshot
 from ftctl.config import Flags, load
 from ftctl.context import World
 from ftctl.errors import CliError
+from ftctl.lab.layout import NCCL
 from ftctl.lab.lifecycle import Lab
 from ftctl.lab.manifest import ChildState
 from ftctl.lab.paths import tail
@@ -51,15 +53,35 @@ async def wait_until_training(
 
 
 def trains(lab: Lab, snapshot: Snapshot) -> bool:
+    """It does its job."""
+    if lab.manifest.options.job == NCCL:
+        return len(linked(lab, snapshot)) == len(lab.nodes)
     if len(snapshot.views()) < len(lab.nodes) or snapshot.job is None:
         return False
     return snapshot.job.state == "finished" or len(snapshot.job.contributors) == len(lab.nodes)
+
+
+def linked(lab: Lab, snapshot: Snapshot) -> list[str]:
+    """Nodes whose rank has its links, all of them up; and those whose rank has done all its rounds already."""
+    keeper = lab.keeper()
+    done = [c.namespace for c in keeper.children if c.name.startswith("rank-") and c.state == "ended"] if keeper else []
+    found = [
+        view.name
+        for view in snapshot.views()
+        if any(
+            process.kind == "nccl" and process.links and all(rail.up == rail.links for rail in process.rails)
+            for process in view.link_processes
+        )
+    ]
+    return [*found, *(node for node in done if node not in found)]
 
 
 def describe(lab: Lab, snapshot: Snapshot) -> str:
     """How far it is, in one line."""
     wanted = len(lab.nodes)
     text = f"{len(snapshot.views())} of {wanted} agents answer"
+    if lab.manifest.options.job == NCCL:
+        return f"{text}, {len(linked(lab, snapshot))} of {wanted} ranks have their links"
     if snapshot.job is None:
         return text
     contributing = len(snapshot.job.contributors)
@@ -98,6 +120,11 @@ def _late(lab: Lab, snapshot: Snapshot, within_s: float) -> CliError:
         if node.error is not None:
             log = lab.paths.log(f"agent-{node.name}")
             return CliError(f"lab {lab.name}", f"{waited}: {node.error}{_end_of(log)}", "ftctl doctor")
+    if lab.manifest.options.job == NCCL:
+        missing = [node.name for node in lab.nodes if node.name not in linked(lab, snapshot)]
+        log = lab.paths.log(f"rank-{missing[0] if missing else lab.nodes[0].name}")
+        reason = f"{waited}: the ranks of {', '.join(missing)} have no links"
+        return CliError(f"lab {lab.name}", f"{reason}{_end_of(log)}", "ftctl doctor")
     if snapshot.job is None:
         log = lab.paths.log("coordinator")
         return CliError(f"lab {lab.name}", f"{waited}: {snapshot.job_error}{_end_of(log)}", "ftctl doctor")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ftctl import durations
 from ftctl.lab.manifest import KeeperState, ManifestError, load
 from ftctl.lab.registry import LabInfo
@@ -76,8 +78,57 @@ def tables(labs: list[LabInfo], now: float) -> list[ConsoleRenderable]:
                 for child in keeper.children
             ]
             heads = ["process", "namespace", "state", "pid", "restarts", "log"]
+            if traffic := traffic_of(lab):
+                parts.append(_traffic(lab.name, traffic))
             parts.append(table(f"processes of lab {lab.name} (keeper {keeper.pid})", heads, children))
     return parts
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """What a rank of ftar_core.ncclrun reports."""
+
+    rank: int
+    pid: int
+    state: str
+    time: float
+    rounds: int
+    messages_sent: int
+    bytes_sent: int
+    messages_checked: int
+    bytes_checked: int
+    bytes_wrong: int
+    first_wrong: str
+    longest_ms: float
+
+
+def traffic_of(lab: LabInfo) -> list[tuple[str, Traffic]]:
+    """The reports of a lab's NCCL ranks, by node; those that cannot be read are left out."""
+    found = []
+    for path in sorted(lab.paths.journal.glob("*.json")):
+        with suppress(ManifestError):
+            found.append((path.stem, load(path, Traffic)))
+    return sorted(found, key=lambda one: one[1].rank)
+
+
+def _traffic(name: str, traffic: list[tuple[str, Traffic]]) -> ConsoleRenderable:
+    from rich.text import Text
+
+    heads = ["rank", "node", "state", "rounds", "messages", "bytes checked", "wrong", "longest", "pid"]
+    rows: list[list[Cell]] = [
+        [
+            str(one.rank),
+            node,
+            one.state,
+            str(one.rounds),
+            str(one.messages_checked),
+            str(one.bytes_checked),
+            Text(str(one.bytes_wrong), style=BAD if one.bytes_wrong else GOOD),
+            f"{one.longest_ms:.0f} ms",
+            str(one.pid),
+        ]
+        for node, one in traffic
+    ]
+    return table(f"bytes through the NCCL plugin in lab {name}", heads, rows)
 
 
 def document(labs: list[LabInfo]) -> Document:
@@ -99,6 +150,8 @@ def _one(lab: LabInfo) -> Document:
         "rails": options.rails if options else None,
         "rate": options.rate if options else None,
         "step_ms": options.step_ms if options else None,
+        "job": options.job if options else None,
+        "traffic": [{"node": node, **msgspec.structs.asdict(one)} for node, one in traffic_of(lab)],
         "keeper": keeper.pid if keeper else None,
         "processes": [
             {

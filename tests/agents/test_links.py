@@ -48,6 +48,7 @@ def test_a_lost_rail_is_one_event_with_its_reason_and_is_told_once() -> None:
             "link.rail",
             "eth0",
             "process 100 (nccl, rank 3): 64 connections to 10.1.0.2 lost rail0: no carrier (noticed after 2 ms)",
+            0.5,
         )
     ]
     assert watch.look(answer(document([down], [change(1, age_s=1.5)]))) == []

@@ -6,6 +6,7 @@ import ssl
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 from cryptography import x509
 
@@ -129,6 +130,39 @@ def test_the_coordinator_can_read_its_command_line(lab: tuple[LabPaths, Manifest
     spec = configure.process_list(place, manifest, nodes(manifest.options), made)[0]
     parsed = build_parser().parse_args(list(spec.argv[3:]))
     assert (parsed.replicas, parsed.min_replicas, parsed.profile) == (2, 1, "lab")
+
+
+def test_a_lab_that_runs_nccl_has_ranks_and_no_coordinator(
+    lab: tuple[LabPaths, Manifest, credentials.Credentials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftar_core.ncclrun import _arguments, read_place
+
+    place, manifest, made = lab
+    monkeypatch.setenv("FTAR_NET_OPTIONS", "heartbeat_ms=20")
+    options = msgspec.structs.replace(manifest.options, job="nccl", steps=9)
+    changed = msgspec.structs.replace(manifest, options=options)
+    config = configure.agent_config(place, changed, nodes(options)[1], made)
+    assert "coordinator" not in config
+    assert "supervision" not in config
+    specs = configure.process_list(place, changed, nodes(options), made)
+    assert [spec.name for spec in specs] == ["agent-node0", "agent-node1", "rank-node0", "rank-node1"]
+    parsed = _arguments(list(specs[3].argv[3:]))
+    assert parsed.rails == "rail0=10.99.1.2@rail0,rail1=10.99.2.2@rail1"
+    assert (parsed.rounds, parsed.round_ms) == (9, options.step_ms)
+    assert (read_place(specs[3].env).rank, read_place(specs[3].env).address) == (1, "10.99.0.1")
+    assert specs[3].env["FTAR_NET_OPTIONS"] == "hold_down_ms=3000,heartbeat_ms=20"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (LabOptions(job="sleep"), "--job sleep: not one of training, nccl"),
+        (LabOptions(job="nccl", replicas=1), "--replicas 1: not in 2 to 64"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(options: LabOptions, words: str) -> None:
+    with pytest.raises(UsageProblem, match=words):
+        check(options)
 
 
 def test_a_damaged_manifest_is_said_and_nothing_is_removed(tmp_path: Path) -> None:
