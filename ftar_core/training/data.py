@@ -7,7 +7,8 @@ batch wherever it is dealt next, and any number of replicas can go on.
 
 What has been trained is all numbers below `next` without those in `waiting`. The session moves both on with each
 commit, and they travel with the model: to a replica that catches up, and in the user's checkpoint (`state_dict`), from
-which a later job goes on with any number of replicas.
+which a later job goes on with any number of replicas. (A step that nobody applies, because its gradients were not
+finite, counts as trained: its batches would only do that again.)
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ class Source(abc.ABC):
         if it is of other data."""
         mine = self.identity()
         known = {*mine, "next", "waiting"}
-        if state_dict.get("kind") != mine["kind"]:
+        if state_dict.get("data") != mine["data"]:
             raise StateMismatch(
-                f"the state of the data is of {state_dict.get('kind')!r}, this is {mine['kind']!r}", hint=_OTHER_DATA
+                f"the state of the data is of {state_dict.get('data')!r}, this is {mine['data']!r}", hint=_OTHER_DATA
             )
         for wrong, text in ((set(state_dict) - known, "unknown"), (known - set(state_dict), "missing")):
             if wrong:
@@ -214,7 +215,7 @@ class BatchSampler(Source):
 
     def identity(self) -> Identity:
         return {
-            "kind": "samples",
+            "data": "samples",
             "samples": self.samples,
             "batch_size": self.batch_size,
             "seed": self.seed,

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 import ftar_core  # 1
 from ftar_core.errors import FtarError
@@ -37,12 +38,14 @@ def train(options: argparse.Namespace) -> None:
     text = SourceText(shape.context)
     model = ByteGPT(shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    sampler = ftar_core.BatchSampler(text, options.batch_size, seed=options.seed, passes=options.passes)
+    loader = DataLoader(text, batch_sampler=sampler, num_workers=options.workers)
     session = ftar_core.Session(model, optimizer, last_step=options.steps)  # 2
     pace = Pace(options.step_ms / 1000.0)
-    for indices in session.batches(text, options.batch_size, seed=options.seed):  # 3
+    for parts in session.data(loader):  # 3, where the loader itself was
         step = session.current_step
         pace.begin()
-        inputs, targets = (part.to(device) for part in text.windows(indices))
+        inputs, targets = (part.to(device) for part in parts)
         loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         pace.before_backward()
         loss.backward()
@@ -88,6 +91,13 @@ def _positive(text: str) -> int:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text}: at least 0 is expected")
+    return value
+
+
 def _not_negative(text: str) -> float:
     value = float(text)
     if not 0 <= value < 86_400_000:
@@ -100,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m ftar_core.training.example",
         description="Train a small byte-level GPT on the Python standard library's source, as one replica of a job. "
         "The environment says which: FTAR_COORDINATOR, FTAR_JOB, FTAR_REPLICA and FTAR_TOKEN_FILE are needed.",
-        epilog="All replicas of a job need the same options (--step-ms, --print-every and --device may differ).",
+        epilog="All replicas of a job need the same options (--step-ms, --print-every, --workers, --device may vary).",
     )
     p.add_argument("--steps", type=int, default=0, metavar="N", help="end the job after step N (0: no end)")
     p.add_argument(
@@ -112,6 +122,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--seed", type=int, default=0, help="of the parameters and of the order of samples")
     p.add_argument("--batch-size", type=_positive, default=2, help="samples a replica trains in a step")
+    p.add_argument("--passes", type=_count, default=0, metavar="N", help="end after N passes over the data (0: no end)")
+    p.add_argument("--workers", type=_count, default=0, metavar="N", help="processes that read ahead")
     p.add_argument("--context", type=_positive, default=Shape.context, metavar="BYTES", help="length of a sample")
     p.add_argument("--layers", type=_positive, default=Shape.layers)
     p.add_argument("--heads", type=_positive, default=Shape.heads)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import Dataset
 
 BYTES = 256
 MAX_DATA_BYTES = 4 * 1024 * 1024  # of 10 and more: a replica that starts again should not spend its time reading files
@@ -82,8 +83,9 @@ def _source_files(root: Path) -> Iterator[Path]:
         yield from (Path(directory, name) for name in sorted(files) if name.endswith(".py"))
 
 
-class SourceText:
-    """Windows of `context` + 1 bytes over the standard library's .py files, in a fixed order. `len` is their number."""
+class SourceText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Windows of `context` + 1 bytes over the standard library's .py files, in a fixed order. `len` is their number.
+    Sample i is (inputs, targets), int64 [context] each."""
 
     def __init__(self, context: int, root: Path | None = None, max_bytes: int = MAX_DATA_BYTES) -> None:
         root = root if root is not None else Path(sysconfig.get_path("stdlib"))
@@ -100,6 +102,10 @@ class SourceText:
 
     def __len__(self) -> int:
         return (len(self._text) - 1) // self._context
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = self.windows(torch.tensor([index]))
+        return inputs[0], targets[0]
 
     def windows(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(inputs, targets), int64 [len(indices), context]; targets are the inputs one byte later."""

@@ -187,7 +187,7 @@ class Session:
         return self._taker.accumulate()
 
     def batches(
-        self, dataset: Sized | int | BatchSampler, batch_size: int = 1, *, seed: int = 0
+        self, dataset: Sized | int | BatchSampler, batch_size: int | None = None, *, seed: int = 0
     ) -> Iterator[torch.Tensor]:
         """Sample indices (int64, shape [batch_size]) of one step after the other, until the job ends.
 
@@ -195,10 +195,14 @@ class Session:
         BatchSampler of your own. Every sample is dealt once a pass over all replicas together. The data and these
         options must be the same on all replicas.
         """
-        given = isinstance(dataset, BatchSampler)
-        source = dataset if isinstance(dataset, BatchSampler) else BatchSampler(dataset, batch_size, seed=seed)
-        if given and (batch_size, seed) != (1, 0):
-            raise SettingsError("batch_size and seed are the sampler's", hint="call session.batches(sampler)")
+        if isinstance(dataset, BatchSampler):
+            if batch_size is not None or seed:
+                raise SettingsError("batch_size and seed are the sampler's", hint="call session.batches(sampler)")
+            source = dataset
+        elif batch_size is None:
+            raise SettingsError("batch_size is missing", hint="call session.batches(dataset, batch_size=8)")
+        else:
+            source = BatchSampler(dataset, batch_size, seed=seed)
         source.bind(self._settings.rank, self._settings.world_size)
         with contextlib.closing(self._turns(source)) as turns:
             for number in turns:

@@ -69,7 +69,7 @@ class Stream(Source, Generic[T]):
         self._source = source
 
     def identity(self) -> Identity:
-        return {"kind": "stream", "name": self.name, "items_per_batch": self.ranks}
+        return {"data": "stream", "name": self.name, "items_per_batch": self.ranks}
 
     def __iter__(self) -> Iterator[int]:
         return self.upcoming()

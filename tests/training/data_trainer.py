@@ -99,6 +99,7 @@ def train(recipe: DataRecipe) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     links = core.Options()
     links.hold_down_ms = 20
+    links.heartbeat_misses = 60  # a busy machine is no dead rail
     session = ftar_core.Session(
         model,
         optimizer,

@@ -68,15 +68,21 @@ class DataJob:
 
 
 def storm(data: DataJob, seed: int, blows: int) -> None:
-    """Kills and drains, one replica after the other; what is out comes back."""
+    """Kills and drains, one replica after the other; what is out comes back. The coordinator is not spared."""
     rng, job = random.Random(seed), data.job
     names = ("r0", "r1", "r2")
     lives = dict.fromkeys(names, 1)
     job.wait_step("r0", 5)
     for blow in range(blows):
+        if blow % 4 == 3:
+            job.kill_coordinator()
+            job.restart_coordinator()
+            continue
         name = rng.choice(names)
         witness = next(other for other in names if other != name)
-        if blow % 3 == 2:
+        job.wait_contributes(witness, lives[witness])  # somebody must be left
+        if blow % 4 == 2:
+            job.wait_contributes(name, lives[name])
             with job.operator() as operator:
                 assert operator.request("drain", replica=name, reason="test").code == "ok"
                 assert job.exit_code(name) == 76, job.logs()
@@ -103,6 +109,8 @@ def test_every_sample_is_trained_exactly_once_in_a_storm_of_kills_and_drains(job
     job.assert_finished("r0", "r1", "r2")
     job.assert_identical("r0", "r1", "r2")
     assert data.samples("r0", "r1", "r2") == dict.fromkeys(range(3600), 1)
+    began = job.lines("r0", "data")[0]
+    assert (began["data"], began["samples"], began["batch_size"], began["total"]) == ("samples", 3600, 6, 600)
     assert "all 600 batches of the data are trained" in (job.path / "coordinator.log").read_text()
 
 

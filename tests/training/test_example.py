@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ def run_example(environment: dict[str, str], log: Path, arguments: Sequence[str]
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(environment)
+    multiprocessing.set_start_method("fork", force=True)  # for the workers: not the test's fork server
     raise SystemExit(example.main(arguments))
 
 
@@ -75,7 +77,9 @@ def test_two_replicas_train_it_and_the_loss_goes_down(job: Job) -> None:
     small += ["--context", "16", "--print-every", "20"]
     for name in ("r0", "r1"):
         process = conftest.FORKS.Process(
-            target=run_example, args=(job.environment(name), job.path / f"{name}.log", small), name=name
+            target=run_example,
+            args=(job.environment(name), job.path / f"{name}.log", [*small, "--workers", name[1]]),  # 0 and 1
+            name=name,
         )
         process.start()
         job.adopt(name, process)
