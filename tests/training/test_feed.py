@@ -159,6 +159,7 @@ def test_after_a_loss_what_will_still_be_needed_is_kept() -> None:
         deal = sampler.following(deal, ["r0", "r2"], ["r0", "r2"])
     assert got == [life.source.indices(number)[0] for number in (1, 4, 6, 8, 10, 12, 14, 16, 18, 20)]
     assert life.feed.dropped == 3, "3, 9 and 15"
+    assert not life.feed._aside, "nothing is kept in vain"
 
 
 @settings(deadline=None)
