@@ -27,6 +27,7 @@ def enable(
     backup: str | Mapping[str, str] | None = None,
     timeout_s: float | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    mode: str | None = None,
     allow_sockets: bool = False,
     environ: MutableMapping[str, str] | None = None,
     infiniband: Path = ncclenv.INFINIBAND,
@@ -46,6 +47,7 @@ def enable(
         backup=backup,
         timeout_s=timeout_s,
         token_file=token_file,
+        mode=mode,
         allow_sockets=allow_sockets,
         infiniband=infiniband,
     )

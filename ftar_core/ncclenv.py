@@ -36,6 +36,7 @@ SOCKETS_COST = (
     " not the port's rate"
 )
 OFF = {"", "0"}
+MODES = ("backup", "stripe")
 # NCCL (from, before) version -> the newest interface of ours that it looks for. NVIDIA's sources of 2.20 to 2.32.
 ABI_BY_VERSION: tuple[tuple[tuple[int, int], int], ...] = (((2, 30), 12), ((2, 28), 11), ((2, 20), 8))
 _NEWEST_READ = (2, 32)
@@ -112,6 +113,7 @@ def environment(
     backup: str | Mapping[str, str] | None = None,
     timeout_s: float | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    mode: str | None = None,
     allow_sockets: bool = False,
     infiniband: Path = INFINIBAND,
 ) -> dict[str, str]:
@@ -121,6 +123,8 @@ def environment(
     backup: FTAR_NET_BACKUP, {rail: its backup} or "none"; None: the nearest NIC.
     timeout_s: how long all rails or the peer may be dead before NCCL gets an error; None: 30.
     token_file: FTAR_TOKEN_FILE; None: a secret in each connection's handle.
+    mode: "backup", one rail carries a connection's data and the others stand by, or "stripe", all carry it; it goes
+        into FTAR_NET_OPTIONS beside what `current` has there. None: as it is there, else backup.
     """
     for conflict in conflicts(current):
         raise conflict
@@ -147,6 +151,11 @@ def environment(
         wanted["FTAR_NET_TIMEOUT_S"] = f"{timeout_s:g}"
     if token_file is not None:
         wanted["FTAR_TOKEN_FILE"] = os.path.abspath(token_file)
+    if mode is not None:
+        if mode not in MODES:
+            raise SettingsError(f"mode={mode!r}: no such mode", hint=f"write one of: {', '.join(MODES)}")
+        others = [o for o in current.get("FTAR_NET_OPTIONS", "").split(",") if o and not o.startswith("mode=")]
+        wanted["FTAR_NET_OPTIONS"] = ",".join([*others, f"mode={mode}"])
     return wanted
 
 

@@ -20,6 +20,7 @@ class Options:
     chunk_bytes: int  # pipeline unit of the ring
     window_bytes: int  # most bytes in flight a link
     congestion: str  # TCP congestion control of data sockets, "cubic"
+    mode: str  # "backup": one rail carries the data, the others stand by; "stripe": every rail carries its share
     def __init__(self) -> None: ...
 
 class Member(TypedDict):
@@ -166,6 +167,20 @@ class LinkHealth:
     def connecting(self, rail: int, now_ms: float) -> None: ...
     def preferred(self) -> int: ...
     def unreachable(self, now_ms: float) -> str: ...
+
+def stripe_share(loads: list[tuple[float, int]], rail: int, queued: int, piece: int) -> int:
+    """How many bytes of the next `piece` this rail takes, of `queued` in all; 0: none (csrc/stripe.h).
+
+    loads: (bytes a millisecond or 0 if not measured, bytes not acknowledged) of the rails that carry data."""
+
+class RateMeter:
+    """The rate of a rail from totals: bytes acknowledged, and milliseconds with something to send."""
+
+    def __init__(self) -> None: ...
+    def sample(self, acknowledged_bytes: int, busy_ms: float) -> None: ...
+    def doubt(self) -> None: ...
+    def rate(self) -> float:
+        """Bytes a millisecond; 0: not measured."""
 
 Frame = tuple[int, int, int, int, int, int]  # generation, seq, offset, length, total, address of the payload
 

@@ -19,12 +19,14 @@ from ftar_core.wire.address import Address, parse_address
 from ftar_core.wire.ids import valid_name
 from ftar_core.wire.tokens import read_token
 
+MODES = ("backup", "stripe")
 DEFAULT_RAILS = "lo=127.0.0.1"
 KNOWN = (
     "FTAR_AGENT",
     "FTAR_COORDINATOR",
     "FTAR_JOB",
     "FTAR_JOURNAL",
+    "FTAR_MODE",
     "FTAR_NODE",
     "FTAR_RAILS",
     "FTAR_REPLICA",
@@ -48,6 +50,7 @@ class Settings:
     world_size: int = 1
     local_rank: int = 0
     agent: Path | None = None  # the agent's ranks socket
+    mode: str | None = None  # what rails do: "backup" or "stripe"; None: the engine's default
     journal: Path | None = None  # directory for the JSON lines of each step
     coordinator_wait_s: float = 600.0  # until a Welcome says otherwise
 
@@ -84,6 +87,7 @@ def read_settings(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
+        mode=_mode(env),
         agent=_agent(env),
         journal=_journal(env),
     )
@@ -130,6 +134,13 @@ def _node(env: Mapping[str, str]) -> str:
             f"this host's name {host!r} is not a valid node name", hint="set one, for example: export FTAR_NODE=node0"
         )
     return host
+
+
+def _mode(env: Mapping[str, str]) -> str | None:
+    text = env.get("FTAR_MODE", "").strip()
+    if text and text not in MODES:
+        raise SettingsError(f"FTAR_MODE={text}: no such mode", hint=f"write one of: {', '.join(MODES)}, or unset it")
+    return text or None
 
 
 def _agent(env: Mapping[str, str]) -> Path | None:

@@ -302,6 +302,10 @@ class Wiring:
 
 def _engine(settings: Settings, options: Options | None) -> core.Engine:
     require()
+    if options is None:
+        options = core.Options()
+    if settings.mode is not None:
+        options.mode = settings.mode
     try:
         return core.Engine(
             settings.job,
@@ -309,7 +313,7 @@ def _engine(settings: Settings, options: Options | None) -> core.Engine:
             settings.replica,
             0,
             [(rail.name, rail.device, rail.address) for rail in settings.rails],
-            options if options is not None else core.Options(),
+            options,
         )
     except (ValueError, OSError) as error:
         raise SettingsError(f"FTAR_RAILS: {error}", hint="compare with: ip -brief address") from None

@@ -33,6 +33,12 @@ def nccl(
         Path | None,
         typer.Option(metavar="FILE", help="The job's token [default: a secret in each connection's handle]."),
     ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="backup|stripe", help="One rail carries the data and the others stand by, or all [default: backup]."
+        ),
+    ] = None,
     allow_sockets: Annotated[
         bool, typer.Option("--allow-sockets", help="Use sockets although an RDMA port is active.")
     ] = False,
@@ -64,6 +70,7 @@ def nccl(
             backup=backup,
             timeout_s=give_up_after,
             token_file=world.cwd / token_file if token_file else None,
+            mode=mode,
             allow_sockets=allow_sockets,
             infiniband=ncclenv.INFINIBAND,
         )

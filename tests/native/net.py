@@ -107,6 +107,17 @@ class Net:
         ip("-n", self.ns(node), "neigh", "replace", f"10.77.{rail}.{to + 1}", "lladdr", "02:00:00:00:00:99",
            "dev", f"rail{rail}", "nud", "permanent")  # fmt: skip
 
+    def limit(self, node: int, rail: int, mbit: int) -> None:
+        """What this node sends on the rail, with at most 20 ms of it waiting."""
+        tc = ["tc", "-n", self.ns(node), "qdisc", "replace", "dev", f"rail{rail}", "root", "tbf"]
+        done = subprocess.run(
+            [*tc, "rate", f"{mbit}mbit", "burst", str(max(16_000, mbit * 250)), "latency", "20ms"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
     def lose_no_more(self, node: int, rail: int, to: int) -> None:
         ip("-n", self.ns(node), "neigh", "del", f"10.77.{rail}.{to + 1}", "dev", f"rail{rail}")
 
@@ -115,7 +126,7 @@ class Worker:
     """A ring_worker process, in a namespace if one is given."""
 
     def __init__(
-        self, name: str, incarnation: int, rails: list[tuple[str, str, str]], ns: str = "", **settings: int
+        self, name: str, incarnation: int, rails: list[tuple[str, str, str]], ns: str = "", **settings: int | str
     ) -> None:
         prefix = ["ip", "netns", "exec", ns] if ns else []
         self.name, self.incarnation = name, incarnation
@@ -153,7 +164,7 @@ class Worker:
 class Ranks:
     """Workers in one ring, reducing until told to stop."""
 
-    def __init__(self, net: Net | None, n: int, count: int, pause_s: float = 0.0, **settings: int) -> None:
+    def __init__(self, net: Net | None, n: int, count: int, pause_s: float = 0.0, **settings: int | str) -> None:
         self.workers: list[Worker] = []
         loopback = [("rail0", "", "127.0.0.1"), ("rail1", "", "127.0.0.2")]
         try:

@@ -1,4 +1,4 @@
-// The Python face of a link's two books (outbox.h, inbox.h), for tests: the test is the wire between them.
+// The Python face of a link's two books (outbox.h, inbox.h) and of the scheduler (stripe.h), for tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +9,7 @@
 
 #include "inbox.h"
 #include "outbox.h"
+#include "stripe.h"
 
 namespace nb = nanobind;
 
@@ -49,6 +50,20 @@ std::string said(const char* error) { return error == nullptr ? "" : error; }
 }  // namespace
 
 void bind_books(nb::module_& m) {
+  m.def(
+      "stripe_share",
+      [](const std::vector<std::tuple<double, uint64_t>>& loads, int rail, uint64_t queued, uint64_t piece) {
+        std::vector<RailLoad> rails;
+        for (const auto& [rate, backlog] : loads) rails.push_back({rate, backlog});
+        if (rail < 0 || static_cast<size_t>(rail) >= rails.size()) throw nb::index_error("no such rail");
+        return stripe_share(rails, rail, queued, piece);
+      },
+      nb::arg("loads"), nb::arg("rail"), nb::arg("queued"), nb::arg("piece"));
+  nb::class_<RateMeter>(m, "RateMeter")
+      .def(nb::init<>())
+      .def("sample", &RateMeter::sample, nb::arg("acknowledged_bytes"), nb::arg("busy_ms"))
+      .def("doubt", &RateMeter::doubt)
+      .def("rate", &RateMeter::rate);
   nb::class_<Outbox>(m, "Outbox")
       .def(nb::init<size_t, uint64_t>(), nb::arg("rails"), nb::arg("window_bytes"))
       .def(

@@ -36,6 +36,7 @@
 #include "inbox.h"
 #include "link_health.h"
 #include "outbox.h"
+#include "stripe.h"
 #include "transport.h"
 
 namespace ftar {
@@ -204,6 +205,8 @@ class SendLink final : public LinkEnd {
   uint64_t chosen(double now_ms) const;  // the rails that should carry data
   void choose(double now_ms);
   void flush_carrying();
+  uint64_t share(const Conn& conn);  // how much the scheduler gives this connection
+  void measure();
   void check_stalled(double now_ms);
   void check_stalled(int slot, double now_ms);
 
@@ -211,6 +214,11 @@ class SendLink final : public LinkEnd {
   Outbox box_;
   uint64_t lost_carriers_ = 0;  // carried data when their connection went, since the last choice
   bool ever_carried_ = false;
+  const bool stripe_;
+  std::vector<RateMeter> meters_;  // by rail, in stripe mode
+  std::vector<RailLoad> loads_;    // of the carrying rails, only valid in share()
+  uint64_t declined_ = 0;          // a bit for every rail that left a piece to others since the last measuring
+  double next_measure_ms_ = 0;
   double next_stall_check_ms_ = 0;
   std::vector<double> in_flight_since_ms_;  // by rail: every look since then found segments on their way
 };

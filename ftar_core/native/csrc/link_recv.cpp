@@ -132,7 +132,9 @@ const char* RecvLink::carry(const FrameHeader& h) {
   ever_carried_ = true;
   carrying_ = h.total;
   for (uint64_t left = fresh; left != 0 && !closed_; left &= left - 1) {
-    owner_.link_moved(*this, std::countr_zero(left), planned ? "the sender returned to this rail" : "the sender uses this rail");
+    owner_.link_moved(*this, std::countr_zero(left), std::popcount(h.total) > 1 ? "carries its share"
+                                                         : planned                  ? "the sender returned to this rail"
+                                                                                    : "the sender uses this rail");
   }
   return nullptr;
 }

@@ -1,6 +1,8 @@
 // The sending end of a link. See link.h.
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -13,6 +15,8 @@ namespace ftar {
 
 namespace {
 constexpr uint64_t kMaxFrame = 4u << 20;   // then a notice gets its turn between two frames of a long message
+constexpr int kUnsentBytes = 128 << 10;
+constexpr double kMeasureMs = 10;
 constexpr double kStallCheckMs = 100;
 constexpr double kStalledMs = 1000;  // five times TCP's shortest retransmission timeout
 }  // namespace
@@ -21,6 +25,8 @@ SendLink::SendLink(Transport& transport, LinkOwner& owner, LinkName name, std::v
     : LinkEnd(transport, owner, std::move(name), std::move(rails), true),
       complete_(std::move(complete)),
       box_(rails_.size(), static_cast<uint64_t>(transport.options().window_bytes)),
+      stripe_(transport.options().mode == "stripe"),
+      meters_(rails_.size()),
       in_flight_since_ms_(rails_.size(), -1) {}
 
 void SendLink::send(OutMessage message) { box_.push(std::move(message)); }
@@ -39,9 +45,46 @@ void SendLink::flush_carrying() {
 }
 
 bool SendLink::next_frame(Conn& conn, FrameHeader* out, const std::byte** payload) {
-  if (closed_ || !carries(conn.slot()) || !box_.next(conn.slot(), kMaxFrame, out, payload)) return false;
+  if (closed_ || !carries(conn.slot())) return false;
+  const uint64_t most = stripe_ ? share(conn) : kMaxFrame;
+  if (most == 0 || !box_.next(conn.slot(), most, out, payload)) return false;
   out->tag = tag_;
   return true;
+}
+
+uint64_t SendLink::share(const Conn& conn) {
+  uint64_t queued = 0;
+  uint64_t head = 0;
+  if (!box_.waiting(&queued, &head)) return 0;
+  loads_.clear();
+  int me = -1;
+  for (uint64_t left = carrying_; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    const Conn* c = open_conn(slot);
+    if (c == nullptr) continue;
+    if (c == &conn) me = static_cast<int>(loads_.size());
+    int outstanding = 0;  // sent and not acknowledged, and not sent
+    ::ioctl(c->fd(), SIOCOUTQ, &outstanding);
+    loads_.push_back({meters_[static_cast<size_t>(slot)].rate(), static_cast<uint64_t>(outstanding) + c->unsent()});
+  }
+  const uint64_t most = stripe_share(loads_, me, queued, head);
+  if (most == 0 && loads_[static_cast<size_t>(me)].backlog == 0) declined_ |= uint64_t{1} << conn.slot();
+  return most;
+}
+
+// How fast the rails are. The time in which the receiver had no room is the receiver's, not the rail's.
+void SendLink::measure() {
+  for (uint64_t left = carrying_; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    const Conn* c = open_conn(slot);
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (c == nullptr || ::getsockopt(c->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
+    const uint64_t busy_us = info.tcpi_busy_time - std::min(info.tcpi_busy_time, info.tcpi_rwnd_limited);
+    meters_[static_cast<size_t>(slot)].sample(info.tcpi_bytes_acked, static_cast<double>(busy_us) * 1e-3);
+    if ((declined_ >> slot & 1) != 0) meters_[static_cast<size_t>(slot)].doubt();
+  }
+  declined_ = 0;
 }
 
 Placement SendLink::data_begins(Conn&, const FrameHeader&) {
@@ -65,6 +108,12 @@ void SendLink::conn_attached(int slot) {
   h.step = box_.keep_from(slot);
   h.total = box_.window();
   c->send_control(h);
+  if (stripe_) {
+    meters_[static_cast<size_t>(slot)] = RateMeter{};
+    // Ask a rail late: what its socket holds cannot go by another one.
+    const int lowat = kUnsentBytes;
+    ::setsockopt(c->fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lowat, sizeof lowat);
+  }
   // Whoever was asked before may have died with the answer.
   for (const Outbox::Question& q : box_.questions()) ask(*c, q);
 }
@@ -107,12 +156,12 @@ uint64_t SendLink::chosen(double now) const {
   for (int i = 0; i < static_cast<int>(rails_.size()); ++i) {
     if (health_.rail(i).state != RailState::up || open_conn(i) == nullptr) continue;
     // Do not start on the backup only because its handshake was a moment faster.
-    for (int better = 0; better < i && up == 0 && !ever_carried_; ++better) {
+    for (int better = 0; better < i && up == 0 && !ever_carried_ && !stripe_; ++better) {
       const RailPort& port = transport_.ports()[static_cast<size_t>(rails_[static_cast<size_t>(better)].local)];
       if (port.carrier && now - started_ms_ < transport_.options().heartbeat_ms) return 0;
     }
     up |= uint64_t{1} << i;
-    break;
+    if (!stripe_) break;
   }
   return up;
 }
@@ -120,16 +169,17 @@ uint64_t SendLink::chosen(double now) const {
 void SendLink::choose(double now) {
   const uint64_t want = chosen(now);
   if (want == carrying_ && (want == 0 || lost_carriers_ == 0)) return;
-  const uint64_t fresh = want & ~carrying_;
   const bool first = !ever_carried_;
   const bool planned = lost_carriers_ == 0;
+  uint64_t news = want & ~carrying_;
   carrying_ = want;
   if (want == 0) return;
   ever_carried_ = true;
-  std::string reason = first ? "the link's first rail" : "traffic returned to the preferred rail";
+  std::string reason = first ? "the link's first rail" : stripe_ ? "carries its share" : "traffic returned to the preferred rail";
   if (!planned) {
     const int lost = std::countr_zero(lost_carriers_);
     reason = carries(lost) ? "the first rail that works again" : "took over from " + rail_name(lost) + ": " + health_.rail(lost).reason;
+    if (news == 0) news = want;  // those that are left carry more
     ++resumes_;
     lost_carriers_ = 0;
   }
@@ -137,8 +187,8 @@ void SendLink::choose(double now) {
   h.total = want;
   h.flags = planned ? kPlanned : 0;
   open_conn(std::countr_zero(want))->send_control(h);
-  for (uint64_t left = fresh; left != 0 && !closed_; left &= left - 1) {
-    const int slot = std::countr_zero(left);
+  for (; news != 0 && !closed_; news &= news - 1) {
+    const int slot = std::countr_zero(news);
     if (!first) transport_.status().moved(*this, slot, reason);
     owner_.link_moved(*this, slot, reason);
   }
@@ -199,6 +249,13 @@ void SendLink::tick_more(double now) {
     if (conns_[static_cast<size_t>(i)] == nullptr) health_.connect_failed(i, error, now);
   }
   check_stalled(now);
+  if (stripe_ && !closed_) {
+    if (now >= next_measure_ms_) {
+      next_measure_ms_ = now + kMeasureMs;
+      measure();
+    }
+    flush_carrying();  // who declined before may be the best one now
+  }
   if (!closed_ && box_.questions().size() > Outbox::kMaxQuestions) {
     over("did not answer what came on 256 connections, one after the other", false);
   }

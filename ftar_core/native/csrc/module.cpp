@@ -343,7 +343,8 @@ NB_MODULE(_core, m) {
       .def_rw("handshake_ms", &Options::handshake_ms)
       .def_rw("chunk_bytes", &Options::chunk_bytes)
       .def_rw("window_bytes", &Options::window_bytes)
-      .def_rw("congestion", &Options::congestion);
+      .def_rw("congestion", &Options::congestion)
+      .def_rw("mode", &Options::mode);
 
   nb::class_<Heartbeat>(m, "Heartbeat")
       .def(

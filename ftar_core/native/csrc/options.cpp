@@ -36,6 +36,7 @@ std::string Options::problem() const {
   if (window_bytes < chunk_bytes) return "window_bytes is less than chunk_bytes: no chunk would fit into the window";
   if (chunk_bytes % 8 != 0) return "chunk_bytes must be a multiple of 8, the largest element";
   if (congestion.size() > 15) return "congestion names a TCP congestion control of at most 15 characters";
+  if (mode != "backup" && mode != "stripe") return "mode is '" + mode + "', but must be backup or stripe";
   return "";
 }
 

@@ -23,6 +23,7 @@ struct Options {
   int chunk_bytes = 256 * 1024;
   int window_bytes = 8 * 1024 * 1024;
   std::string congestion = "cubic";
+  std::string mode = "backup";  // one rail carries the data and the others stand by; "stripe": every rail carries its share
 
   // Empty when the settings can be used; otherwise one sentence that names the setting.
   std::string problem() const;

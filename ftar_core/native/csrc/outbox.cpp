@@ -18,10 +18,15 @@ void Outbox::prune(Live& live) {
   }
 }
 
-uint64_t Outbox::head_bytes() const {
-  if (!again_.empty()) return again_.front().length;
+bool Outbox::waiting(uint64_t* bytes, uint64_t* head) const {
   const uint64_t at = next_seq_ - base_seq_;
-  return at < messages_.size() ? messages_[at].bytes - next_offset_ : 0;
+  if (again_.empty() && !(next_offset_ > 0 || may_begin(at))) return false;
+  *head = again_.empty() ? messages_[at].bytes - next_offset_ : again_.front().length;
+  const uint64_t room = window_ - std::min(window_, in_flight_);
+  // What is left of a message that was begun has its place in the window already.
+  const uint64_t begun = next_offset_ > 0 ? messages_[at].bytes - next_offset_ : 0;
+  *bytes = std::max(*head, std::min(queued_, room + begun + (again_.empty() ? 0 : *head)));
+  return true;
 }
 
 bool Outbox::next(int rail, uint64_t most, FrameHeader* header, const std::byte** payload) {
@@ -37,12 +42,9 @@ bool Outbox::next(int rail, uint64_t most, FrameHeader* header, const std::byte*
     if (missing.length == 0) again_.pop_front();
   } else {
     const uint64_t at = next_seq_ - base_seq_;
-    if (at >= messages_.size()) return false;
+    if (next_offset_ == 0 && !may_begin(at)) return false;
     const OutMessage& m = messages_[at];
-    if (next_offset_ == 0) {
-      if (at >= kMaxAhead || (in_flight_ > 0 && in_flight_ + weight(m) > window_)) return false;
-      in_flight_ += weight(m);
-    }
+    if (next_offset_ == 0) in_flight_ += weight(m);
     f = {next_seq_, next_offset_, std::min(most, m.bytes - next_offset_)};
     next_offset_ += f.length;
     if (next_offset_ == m.bytes) {

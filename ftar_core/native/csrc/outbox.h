@@ -63,8 +63,9 @@ class Outbox {
 
   uint64_t begun() const { return next_seq_; }  // all messages below were begun completely
   bool in_flight() const { return next_seq_ != base_seq_ || next_offset_ != 0; }
-  uint64_t queued() const { return queued_; }   // bytes that no connection has taken yet
-  uint64_t head_bytes() const;                  // of the message that the next fragment is from, what is left to take
+  // Bytes that the window lets through and no connection has taken yet; `head`: of these, what is left of the message
+  // that the next fragment is from. False: nothing.
+  bool waiting(uint64_t* bytes, uint64_t* head) const;
   uint64_t window() const { return window_; }
   static constexpr uint64_t kMaxAhead = 16384;  // messages begun and not complete
   static constexpr size_t kMaxQuestions = 256;
@@ -86,6 +87,9 @@ class Outbox {
     uint64_t pruned;
     Fifo<Fragment> fragments;
   };
+  bool may_begin(uint64_t at) const {
+    return at < messages_.size() && at < kMaxAhead && (in_flight_ == 0 || in_flight_ + weight(messages_[at]) <= window_);
+  }
   static uint64_t weight(const OutMessage& m) { return m.bytes == 0 ? 1 : m.bytes; }
   void prune(Live& live);
 
@@ -95,7 +99,7 @@ class Outbox {
   uint64_t next_seq_ = 0;      // the next new fragment: this message
   uint64_t next_offset_ = 0;   // from this byte
   uint64_t in_flight_ = 0;     // bytes of messages begun and not complete (an empty one counts as one)
-  uint64_t queued_ = 0;
+  uint64_t queued_ = 0;        // bytes that no connection has taken yet
   std::deque<Fragment> again_;  // known to be missing, by (seq, offset)
   uint32_t generation_ = 0;
   std::vector<Live> live_;

@@ -105,6 +105,7 @@ class Conn {
   Address local_address() const;
   uint64_t bytes_sent() const { return bytes_sent_; }
   uint64_t bytes_received() const { return bytes_received_; }
+  size_t unsent() const { return payload_left_; }  // of the present data frame, what the kernel has not taken
   bool sending_frame() const { return header_at_ < FrameHeader::kSize || payload_left_ > 0; }
 
  private:

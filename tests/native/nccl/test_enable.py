@@ -38,6 +38,15 @@ def test_it_sets_what_nccl_reads(tmp_path: Path) -> None:
     assert ftar_core.nccl.enable(environ=env, infiniband=tmp_path)["NCCL_NET"] == "FTAR"  # twice is fine
 
 
+def test_the_mode_joins_the_other_options(tmp_path: Path) -> None:
+    env = {"FTAR_NET_OPTIONS": "heartbeat_ms=20,mode=backup"}
+    ftar_core.nccl.enable(mode="stripe", environ=env, infiniband=tmp_path)
+    assert env["FTAR_NET_OPTIONS"] == "heartbeat_ms=20,mode=stripe"
+    with pytest.raises(SettingsError, match="mode='strip': no such mode") as refused:
+        ftar_core.nccl.enable(mode="strip", environ=env, infiniband=tmp_path)
+    assert "backup, stripe" in (refused.value.hint or "")
+
+
 def test_torch_stays_unloaded() -> None:
     code = "import sys, ftar_core.nccl as n; n.enable(environ={}, allow_sockets=True); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

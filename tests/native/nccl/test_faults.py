@@ -10,7 +10,7 @@ import pytest
 
 from ..net import NAMESPACES, Net, ip
 from .abi import REMOTE, PluginError
-from .rig import Peer, Rig
+from .rig import QUICK, Peer, Rig
 from .streams import MEGA
 
 pytestmark = NAMESPACES
@@ -188,10 +188,10 @@ def test_the_receiver_closes_and_its_last_acknowledgement_is_lost(net: Net) -> N
                 peer.ask("forget")
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_anything_pulled_at_any_time_costs_no_byte(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "mode"), [(1, "backup"), (2, "stripe"), (3, "backup"), (4, "stripe")])
+def test_anything_pulled_at_any_time_costs_no_byte(seed: int, mode: str) -> None:
     dice = random.Random(seed)
-    with Net(nodes=3) as net, Rig(net, n=3) as rig:
+    with Net(nodes=3) as net, Rig(net, n=3, FTAR_NET_OPTIONS=f"{QUICK},mode={mode}") as rig:
         for sender in range(3):
             for receiver in range(3):
                 if sender != receiver:

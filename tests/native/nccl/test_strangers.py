@@ -111,6 +111,7 @@ def test_a_token_file_replaces_the_secret_in_the_handle(tmp_path: Path) -> None:
         ({"FTAR_NET_TIMEOUT_S": "soon"}, "write seconds"),
         ({"FTAR_NET_OPTIONS": "hold_down=3"}, "'hold_down=3'"),
         ({"FTAR_NET_OPTIONS": "heartbeat_ms=0"}, "must be between"),
+        ({"FTAR_NET_OPTIONS": "mode=strip"}, "mode is 'strip', but must be backup or stripe"),
         ({"FTAR_NET_RAIL": "rail0"}, "there is no such setting"),
         ({"FTAR_TOKEN_FILE": "/nonexistent/token"}, "No such file"),
     ],

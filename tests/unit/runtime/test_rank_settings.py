@@ -97,6 +97,7 @@ def test_everything_set(env: dict[str, str], tmp_path: Path) -> None:
         ("WORLD_SIZE", "0", "at least 1"),
         ("WORLD_SIZE", "8", "not supported yet"),
         ("FTAR_RAIL", "rail0", "FTAR_RAILS is"),
+        ("FTAR_MODE", "strip", "no such mode"),
         ("FTAR_RAILS", "rail0,", "empty entry"),
         ("FTAR_RAILS", "rail7", "no network device 'rail7'"),
         ("FTAR_RAILS", "bare", "has no address"),

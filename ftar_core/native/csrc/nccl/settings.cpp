@@ -69,15 +69,15 @@ void read_options(const std::string& text, Options* options) {
     at = comma + 1;
     const size_t equals = part.find('=');
     const std::string name = part.substr(0, equals);
-    if (equals != std::string::npos && name == "congestion") {
-      options->congestion = part.substr(equals + 1);
+    if (equals != std::string::npos && (name == "congestion" || name == "mode")) {
+      (name == "mode" ? options->mode : options->congestion) = part.substr(equals + 1);
       continue;
     }
     const auto field = std::find_if(std::begin(kFields), std::end(kFields), [&](const Field& f) { return name == f.name; });
     if (field == std::end(kFields) || equals == std::string::npos) {
-      std::string known = "congestion";
+      std::string known = "mode, congestion";
       for (const Field& f : kFields) known += std::string(", ") + f.name;
-      wrong("FTAR_NET_OPTIONS", text, "'" + part + "' is not NAME=NUMBER with a name of: " + known);
+      wrong("FTAR_NET_OPTIONS", text, "'" + part + "' is not NAME=VALUE with a name of: " + known);
     }
     int value = 0;
     const char* end = part.data() + part.size();

@@ -4,7 +4,7 @@
 //     FTAR_NET_RAILS      which NICs (rails.h); default: all but loopback and the management NIC
 //     FTAR_NET_BACKUP     who backs whom (rails.h); default: the nearest
 //     FTAR_NET_TIMEOUT_S  all rails or the peer dead for so long: ncclRemoteError; default 30
-//     FTAR_NET_OPTIONS    link layer settings, for example hold_down_ms=200,heartbeat_ms=20 (options.h)
+//     FTAR_NET_OPTIONS    link layer settings, for example mode=stripe,heartbeat_ms=20 (options.h)
 //     FTAR_TOKEN_FILE     the job's token; without it the handle carries a secret (handle.h)
 #pragma once
 #include <string>
