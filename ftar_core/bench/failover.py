@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ftar_core.bench.faults import FAULTS, Done, Watch, longest_gap_ms, recognised_ms
+from ftar_core.bench.faults import FAULTS, Watch, longest_gap_ms, recognised_ms
 from ftar_core.bench.network import Network
 from ftar_core.bench.nodes import ABI, Pair, require_drivers
 from ftar_core.bench.report import BenchError, Column, Report, Row, UsageError, at_most, ended, number, percentile
@@ -26,7 +26,6 @@ SETTINGS = "hold_down_ms=20,hold_down_max_ms=20,probe_interval_ms=10"
 SMALL = [8, 512, 4096]
 MIXED = [0, 8, 4096, 70_000, 262_144]
 WINDOW = 8
-SETTLED_NS = 250_000_000  # no word about any rail for so long
 SETTLE_S = 15.0
 DRAIN_S = 40.0
 CALM_S = 0.3
@@ -70,6 +69,7 @@ class Run:
         self.ends = stream
         for node in pair.nodes:
             node.ask("start")
+        self.settle()
         self.counted = self.drain()
 
     def drain(self) -> tuple[int, int]:
@@ -97,23 +97,17 @@ class Run:
             node.ask("pause", on=False)
         return checked, wrong
 
-    def settle(self, done: Done, everywhere: bool) -> int:
-        """Until all rails are in use again; when they were. `everywhere`: all ends of connections lost the rail."""
+    def settle(self) -> int:
+        """Until all rails of all connections are good, and the traffic is where it belongs; when that was so."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             self.watch.poll()
-            last = max((line.ns for line in self.watch.lines), default=done.repaired_ns)
-            up = all(
-                len(self.watch.said("UP", done.begun_ns, node, rail)) >= self.ends
-                for node in range(2)
-                for rail in done.rails
-            )
-            if (up or not everywhere) and time.monotonic_ns() - max(last, done.repaired_ns) > SETTLED_NS:
-                return max(last, done.repaired_ns)
+            left = [f"{node.name}, {rail}" for node in self.pair.nodes for rail in node.ask("unsettled")]
+            if not left:
+                return time.monotonic_ns()
             if time.monotonic() > deadline:
-                words = [line.text for line in self.watch.lines][-3:]
-                raise BenchError(f"the rails are not back {SETTLE_S:.0f} s after the repair; the last words: {words}")
-            time.sleep(0.01)
+                raise BenchError(f"the rails are not back {SETTLE_S:.0f} s after the repair: {'; '.join(left[:4])}")
+            time.sleep(0.02)
 
     def gaps(self) -> list[tuple[int, int, int]]:
         return [gap for node in self.pair.nodes for gap in node.ask("gaps")]
@@ -139,7 +133,7 @@ class Run:
                 gaps.append(self.calm())
                 continue
             done = kind.make(self.network, self.dice)
-            settled = self.settle(done, kind.cycles == 1)
+            settled = self.settle()
             knew, both = recognised_ms(self.watch, done, self.ends)
             detected += [knew] if knew is not None else []
             told += [both] if both is not None else []

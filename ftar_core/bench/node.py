@@ -124,6 +124,22 @@ class Session:
     def log(self) -> list[tuple[int, int, str]]:
         return _native.Plugin.log()
 
+    def unsettled(self) -> list[str]:
+        """Rails of connections that are not UP, and connections whose traffic is not on the rail they prefer: from the
+        document that every process with links serves to operators."""
+        with socket.socket(socket.AF_UNIX) as status:
+            status.settimeout(PATIENCE_S)
+            status.connect(f"\0ftar-links/{os.getpid()}/0")
+            document = b""
+            while more := status.recv(1 << 16):
+                document += more
+        found = []
+        for link in json.loads(document)["links"]:
+            states = [rail["state"] for rail in link["rails"]]
+            if set(states) != {"UP"} or not link["rails"][0]["active"]:
+                found.append(f"connection {link['id']} ({link['direction']}): {', '.join(states)}")
+        return found
+
     def end(self) -> None:
         """Close everything in good order."""
         if self.traffic is not None:
