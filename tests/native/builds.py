@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPRESSIONS = Path(__file__).with_name("tsan.supp")
-FUZZ = ("frames", "handle", "settings", "connection", "inbox")
+FUZZ = ("frames", "handle", "settings", "connection", "inbox", "outbox")
 KINDS = {
     "release": ["-DFTAR_CHECKED=ON", "-DCMAKE_CXX_FLAGS=-g"],
     "asan": ["-DFTAR_CHECKED=ON", "-DFTAR_SANITIZE=address,undefined"],

@@ -143,6 +143,11 @@ bool Outbox::complete(uint64_t seq, OutMessage* done) {
   *done = messages_.pop_front();
   ++base_seq_;
   in_flight_ -= std::min(in_flight_, weight(*done));
+  // A receiver that asked for bytes again and then says that it has them: nothing of a message that is gone may be sent.
+  while (!again_.empty() && again_.front().seq < base_seq_) {
+    queued_ -= again_.front().length;
+    again_.pop_front();
+  }
   return true;
 }
 
