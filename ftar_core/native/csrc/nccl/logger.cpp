@@ -25,8 +25,9 @@ struct Logger::State {
     std::string text;
   };
   std::atomic<LogFunction> function;
-  std::timed_mutex writing;  // one at a time, so that the lines stay in order
   std::mutex mutex;
+  bool writing = false;  // somebody is: one at a time, so that the lines stay in order
+  std::condition_variable turn;
   std::condition_variable news;
   std::condition_variable ended;
   std::deque<Line> lines;
@@ -40,29 +41,27 @@ struct Logger::State {
     lines.push_back({kLogWarn, std::to_string(dropped) + " lines were dropped: the logger did not take them in time"});
     dropped = 0;
   }
-  // With `writing`.
-  void write_all() {
-    std::unique_lock lock(mutex);
+  // With `mutex`, which is free while the logger is called, and when nobody writes.
+  void write_all(std::unique_lock<std::mutex>& lock) {
+    writing = true;
     for (;;) {
       if (lines.empty()) say_dropped();
-      if (lines.empty()) return;
+      if (lines.empty()) break;
       const Line line = std::move(lines.front());
       lines.pop_front();
       lock.unlock();
       if (const LogFunction f = function.load()) f(line.level, kLogNet, "libnccl-net-ftar", 0, "NET/FTAR : %s", line.text.c_str());
       lock.lock();
     }
+    writing = false;
+    turn.notify_all();
   }
   void run() {
     std::unique_lock lock(mutex);
     while (!stopping) {
       news.wait(lock, [&] { return stopping || !lines.empty(); });
-      lock.unlock();
-      {
-        std::lock_guard turn(writing);
-        write_all();
-      }
-      lock.lock();
+      turn.wait(lock, [&] { return !writing; });
+      write_all(lock);
     }
     running = false;
     ended.notify_all();
@@ -94,18 +93,16 @@ void Logger::queue(int level, std::string text) {
 }
 
 void Logger::write(int level, std::string text) {
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->say_dropped();
-    state_->lines.push_back({level, std::move(text)});  // whoever waits for it is never told "dropped"
-  }
-  std::lock_guard turn(state_->writing);
-  state_->write_all();
+  std::unique_lock lock(state_->mutex);
+  state_->say_dropped();
+  state_->lines.push_back({level, std::move(text)});  // whoever waits for it is never told "dropped"
+  state_->turn.wait(lock, [&] { return !state_->writing; });
+  state_->write_all(lock);
 }
 
 void Logger::catch_up() {
-  const std::unique_lock turn(state_->writing, kCatchUp);
-  if (turn.owns_lock()) state_->write_all();
+  std::unique_lock lock(state_->mutex);
+  if (state_->turn.wait_for(lock, kCatchUp, [&] { return !state_->writing; })) state_->write_all(lock);
 }
 
 void Logger::stop() {
