@@ -284,6 +284,62 @@ def test_a_later_message_without_a_place_does_not_hold_up_the_first_one_sent_aga
     assert out.acknowledged(2) == 2
 
 
+def test_questions_and_answers_may_be_lost_too() -> None:
+    """Three connections in a row die: the first with half of a message on it, the second with the question, the third
+    with the answer. The fourth hears everything that is not answered yet, and brings exactly the other half."""
+    source = np.arange(100, dtype=np.uint8)
+    place = np.zeros(100, np.uint8)
+    out = core.Outbox(1, 1_000)
+    inbox = core.Inbox(1, lambda seq, total: place.ctypes.data)
+    out.push(source.ctypes.data, 100)
+    assert inbox.opened(0, out.opened(0), out.keep_from(0), 1_000) == ""
+    frame = out.next(0, 1_000)
+    assert frame is not None
+    into, _ = inbox.begins(0, frame)
+    assert into is not None
+    ctypes.memmove(into, frame[5], 50)
+    inbox.arrived(0, 50)
+    inbox.closed(0)
+    assert out.closed(0) == 1
+    second = out.opened(0)
+    assert out.questions() == [(0, 1)]
+    assert out.closed(0) == second, "something is in flight: ask about this one too"
+    assert inbox.lost(0, second, out.keep_from(0)) == (0, 0, 0)
+    third = out.opened(0)
+    assert inbox.opened(0, third, out.keep_from(0), 1_000) == ""
+    assert inbox.lost(0, 1, out.keep_from(0)) == (0, 50, 0)  # lost with its connection
+    inbox.closed(0)
+    assert out.closed(0) == third
+    assert inbox.opened(0, out.opened(0), out.keep_from(0), 1_000) == ""
+    assert out.next(0, 1_000) is None, "what may have arrived is not sent again before the answer"
+    for rail, generation in out.questions():
+        frames, count, _ = inbox.lost(rail, generation, out.keep_from(rail))
+        assert out.answered(generation, frames, count) == ""
+        assert out.answered(generation, 7, 7) == "", "an answer that came already is no news"
+    frame = out.next(0, 1_000)
+    assert frame is not None
+    assert frame[1:5] == (0, 50, 50, 100)
+    into, _ = inbox.begins(0, frame)
+    assert into == place.ctypes.data + 50
+    ctypes.memmove(into, frame[5], 50)
+    inbox.arrived(0, 50)
+    inbox.complete(0)
+    assert inbox.next() == 0
+    assert (place == source).all()
+
+
+def test_what_is_remembered_of_lost_connections_is_bounded() -> None:
+    inbox = core.Inbox(1, lambda seq, total: None)
+    for generation in range(1, 1_000):  # a sender that asks: everything before is forgotten
+        assert inbox.opened(0, generation, generation, 1_000) == ""
+        inbox.closed(0)
+    assert inbox.fault() == ""
+    for generation in range(1_000, 1_300):  # and one that never does
+        inbox.opened(0, generation, 1_000, 1_000)
+        inbox.closed(0)
+    assert "too many connections" in inbox.fault()
+
+
 def test_what_cannot_be_is_named() -> None:
     byte = np.zeros(10, np.uint8)
     out = core.Outbox(1, 1_000)
