@@ -26,6 +26,7 @@ from ftar_core.bench.report import BenchError
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+SIOCETHTOOL, ETHTOOL_GLINK = 0x8946, 0x0A
 TBF, BLACKHOLE = 0x10000, 0x20000  # handles of queues
 TBF_BURST_BYTES = 128 * 1024  # two full GSO packets: below that tbf cannot hold the rate, far above it is no limit
 TBF_LATENCY = "20ms"
@@ -119,6 +120,10 @@ class Network:
                     index = self._index(inner, f"rail{k}")
                     inner.link("set", index=index, state="up")
                     inner.addr("add", index=index, address=self.addresses[i][k], prefixlen=24)
+                    # A bridge's port may forward a moment later than the NIC has carrier, unlike a switch's, and the
+                    # first question for the neighbour gets lost: the kernel would repeat it after a second.
+                    with suppress(OSError):
+                        Path(f"/proc/sys/net/ipv4/neigh/rail{k}/retrans_time_ms").write_text("20")
                     self._limit(inner, index, rate)
                 self._control.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self._control.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -151,10 +156,12 @@ class Network:
     def link(self, node: int, rail: int, up: bool) -> None:
         """`ip link set railK up|down` on the node."""
         self._flags(self._control[node], f"rail{rail}", up)
+        self._notice(self._control[-1], f"n{node}r{rail}")
 
     def cable(self, node: int, rail: int, plugged: bool) -> None:
         """The far end of the node's cable: its NIC stays up and has no carrier; the other nodes notice nothing."""
         self._flags(self._control[-1], f"n{node}r{rail}", plugged)
+        self._notice(self._control[-1], f"n{node}r{rail}")
 
     def forward(self, node: int, rail: int, on: bool) -> None:
         """The rail carries the node's frames, or they vanish both ways (a blackhole queue at both ends of its cable)
@@ -174,6 +181,14 @@ class Network:
         (flags,) = struct.unpack_from("16xH", fcntl.ioctl(control, SIOCGIFFLAGS, request))
         flags = flags | IFF_UP if up else flags & ~IFF_UP
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14x", device.encode(), flags))
+
+    @staticmethod
+    def _notice(control: socket.socket, port: str) -> None:
+        """The kernel tells a bridge of its port's carrier up to a second late when there is much of that news
+        (net/core/link_watch.c). A switch is not so; a question for the carrier brings the news at once, on kernels
+        from 6.8 on."""
+        answer = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_GLINK, 0), 8)
+        fcntl.ioctl(control, SIOCETHTOOL, struct.pack("16sP16x", port.encode(), ctypes.addressof(answer)))
 
     def close(self) -> None:
         for control in self._control:

@@ -16,8 +16,8 @@ from ftar_core.bench.stripe import Case
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_the_plugin_on_one_rail_beside_a_bare_stream() -> None:
-    args = ["--modes", "backup", "--rates", "200+100", "--size", "256K", "--seconds", "0.4", "--rounds", "2"]
+def test_the_plugin_on_one_rail_and_striped_beside_a_bare_stream() -> None:
+    args = ["--rates", "200+100", "--size", "256K", "--seconds", "0.4", "--rounds", "2"]
     done = subprocess.run(
         [sys.executable, "-m", "ftar_core.bench", "stripe", *args, "-o", "json"],
         capture_output=True,
@@ -28,12 +28,15 @@ def test_the_plugin_on_one_rail_beside_a_bare_stream() -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["schema"], report["bench"]) == (1, "stripe")
-    assert [(row["rails_mbit"], row["mode"]) for row in report["rows"]] == [("200", "socket"), ("200", "backup")]
-    bare, ours = report["rows"]
+    shown = [(row["rails_mbit"], row["mode"]) for row in report["rows"]]
+    assert shown == [("200", "socket"), ("200", "backup"), ("200+100", "stripe")]
+    bare, ours, striped = report["rows"]
     assert bare["goal"] is bare["met"] is None
     assert 0 < bare["mbit"] < 220  # the limit is in force
     assert ours["ratio_rail"] == pytest.approx(ours["mbit"] / bare["mbit"], abs=0.01)
     assert ours["met"] is (ours["ratio_rail"] >= ours["goal"] == 0.98)
+    assert 0 < striped["mbit"] < 330
+    assert striped["goal"] == pytest.approx(0.95 * 1.5)
 
 
 def test_goals() -> None:
