@@ -65,9 +65,14 @@ class LinkPoller:
         with self._lock:
             told = self._book.take(now, answers, linksockets.lives)
             self._views = self._book.views(now)
-        faults = self._parts.faults_by_nic() if told else {}
+        if not told:
+            return
+        # A rank that registered tells its coordinator, which tells of its rails; its end is its supervisor's news.
+        ranks = {rank.pid for rank in self._parts.ranks()}
+        faults = self._parts.faults_by_nic()
         for one in told:
-            self._tell(one, faults)
+            if one.pid not in ranks:
+                self._tell(one, faults)
 
     def _tell(self, told: Told, faults: dict[str, str]) -> None:
         node = self._parts.name

@@ -25,12 +25,14 @@ OTHER = "other"
 
 
 class Told(NamedTuple):
-    """An event. `rail` is the NIC or rail that it is about, possibly empty; `age_s`: how long ago it happened."""
+    """An event. `rail` is the NIC or rail that it is about, possibly empty; `age_s`: how long ago it happened; `pid` is
+    the process, 0 for several."""
 
     kind: str
     rail: str
     reason: str
     age_s: float = 0.0
+    pid: int = 0
 
 
 @dataclass
@@ -123,7 +125,7 @@ class LinkBook:
         process.answered_s, process.status, process.told_problem = now, status, ""
         if process.told_silence:
             process.told_silence = False
-            yield Told("link.process", "", f"{process.who} answers again")
+            yield Told("link.process", "", f"{process.who} answers again", pid=process.pid)
         self._count(process, status)
         yield from self._changes(now, process, status, first)
 
@@ -131,17 +133,19 @@ class LinkBook:
         if answered:
             if process.told_problem != process.problem:
                 process.told_problem = process.problem
-                yield Told("link.unreadable", "", f"{process.who}: {process.problem}")
+                yield Told("link.unreadable", "", f"{process.who}: {process.problem}", pid=process.pid)
         elif not process.told_silence and now - process.answered_s >= SILENT_S:
             process.told_silence = True
-            yield Told("link.process", "", f"{process.who} does not answer: {process.problem}; is it stopped?")
+            yield Told(
+                "link.process", "", f"{process.who} does not answer: {process.problem}; is it stopped?", pid=process.pid
+            )
 
     def _gone(self, process: _Process, lives: Callable[[int], bool]) -> Iterator[Told]:
         for change in process.waiting:
             yield from self._tell(process, change)
         if process.status is not None:
             how = "closed its links" if lives(process.pid) else "ended"
-            yield Told("link.process", "", f"{process.who} {how}")
+            yield Told("link.process", "", f"{process.who} {how}", pid=process.pid)
 
     def _changes(self, now: float, process: _Process, status: LinkStatus, first: bool) -> Iterator[Told]:
         changes = [change for change in status.changes if change.seq > process.seq]
@@ -153,7 +157,7 @@ class LinkBook:
             changes = changes[len(old) :]
         elif changes and changes[0].seq > process.seq + 1:
             lost = changes[0].seq - process.seq - 1
-            yield Told("link.storm", "", f"{process.who}: {lost} changes came too fast to be told")
+            yield Told("link.storm", "", f"{process.who}: {lost} changes came too fast to be told", pid=process.pid)
         final = [change for change in changes if change.age_s * 1000 >= status.merge_ms]
         process.waiting = tuple(change for change in changes if change.age_s * 1000 < status.merge_ms)
         for change in final:
@@ -168,7 +172,13 @@ class LinkBook:
             self.counters.add(self.counters.losses, status.kind, printable(change.rail), change.links)
         device = next((port.device for port in status.rails if port.name == change.rail), "")
         kind = "link.rail" if change.kind in ("rail", "moved") else "link.peer"
-        yield Told(kind, printable(device or change.rail), f"{process.who}: {in_words(status, change)}", change.age_s)
+        yield Told(
+            kind,
+            printable(device or change.rail),
+            f"{process.who}: {in_words(status, change)}",
+            change.age_s,
+            process.pid,
+        )
 
     def _count(self, process: _Process, status: LinkStatus) -> None:
         links = {link.id: link for link in status.links}
@@ -242,7 +252,7 @@ def _left_behind(process: _Process, status: LinkStatus, news: Sequence[Change]) 
         if not about and view.state == "DOWN":
             count = view.states.get("DOWN", 0)
             many = f"{count} of {view.links} connections are without {view.rail}: {view.reason}"
-            yield Told("link.rail", view.device or view.rail, f"{process.who}: {many}")
+            yield Told("link.rail", view.device or view.rail, f"{process.who}: {many}", pid=process.pid)
 
 
 def worst(rails: Iterable[LinkRail]) -> LinkRail:

@@ -8,14 +8,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from agent_network import Namespace, needs_root
 from link_documents import change, document, link, rail
 from live_agent import live_agent, until
 
 from agents.host import linksockets
 from agents.host.linksockets import LinkAnswer, LinkSocket
+from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.links import EVENTS, LinkBook, Told
 
 SOCKET = LinkSocket(41, "@ftar-links/100/0")
@@ -49,6 +52,7 @@ def test_a_lost_rail_is_one_event_with_its_reason_and_is_told_once() -> None:
             "eth0",
             "process 100 (nccl, rank 3): 64 connections to 10.1.0.2 lost rail0: no carrier (noticed after 2 ms)",
             0.5,
+            100,
         )
     ]
     assert watch.look(answer(document([down], [change(1, age_s=1.5)]))) == []
@@ -170,6 +174,23 @@ def test_what_a_process_says_cannot_rewrite_a_terminal() -> None:
     (told,) = watch.look(answer(document([], [change(1, reason="\x1b]0;x\x07", rail="\n")], rank="\x1b[2J")))
     assert "\x1b" not in told.reason + told.rail
     assert "\x1b" not in str(watch.book.views(watch.now))
+
+
+@pytest.mark.parametrize(("rank", "told"), [(100, []), (7, ["link.rail"])])
+def test_what_a_registered_rank_tells_its_coordinator_is_not_told_twice(
+    rank: int, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: Any = SimpleNamespace(name="node1", ranks=lambda: [SimpleNamespace(pid=rank)], faults_by_nic=dict)
+    heard: list[str] = []
+    poller = LinkPoller(parts, 1.0, lambda kind, *_rest, **_more: heard.append(kind))
+    says = [document(), document([link(1, rail(0))], [change(1, age_s=0.2)])]
+    monkeypatch.setattr(linksockets, "find", lambda: [SOCKET])
+    monkeypatch.setattr(linksockets, "read_all", lambda _sockets, _deadline_s: [answer(says.pop(0))])
+    poller._book = LinkBook(0.0)
+    poller._look()
+    poller._look()
+    assert heard == told
+    assert [view.pid for view in poller.views()] == [100]
 
 
 # --- real sockets -------------------------------------------------------------------------------------------------
