@@ -81,6 +81,8 @@ def _process(node: str, process: LinkProcessView) -> tuple[Cell, ...]:
     )
     if len([rail for rail in process.rails if rail.links]) == 1:
         rails.append("  unprotected: one rail only", style=PASSING)
+    if process.mode not in ("", "backup"):
+        rails.append(f"  {process.mode}")
     if process.note:
         rails.append(f"  {process.note}; {show(process.silent_s)} old", style=BAD)
     return (

@@ -79,6 +79,25 @@ def test_a_process_that_runs_only_the_plugin_is_seen(plugin: Plugin) -> None:
     assert status(os.getpid()).links == ()
 
 
+def test_a_link_that_stripes_says_that_all_rails_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ftar_core.ncclenv import plugin_path
+
+    monkeypatch.setenv("FTAR_NET_RAILS", LOOPBACK)
+    monkeypatch.setenv("FTAR_NET_OPTIONS", "mode=stripe,heartbeat_misses=100")
+    plugin = Plugin(plugin_path(), 12)
+    send, receive = pair(plugin)
+    until = time.monotonic() + 20
+    seen = status(os.getpid())
+    while [r.active for link in seen.links if link.direction == "out" for r in link.rails] != [True, True]:
+        assert time.monotonic() < until, seen
+        time.sleep(0.02)
+        seen = status(os.getpid())
+    assert seen.mode == "stripe"
+    plugin.close_send(send)
+    plugin.close_receive(receive)
+    plugin.close()
+
+
 def test_a_ring_is_seen_too_and_its_socket_ends_with_it() -> None:
     with Cluster(2) as cluster:
         cluster.start()

@@ -297,7 +297,7 @@ void StatusSocket::write_head(std::string& out, const Reader& reader) const {
   field(out, "name", std::string_view(about_.name));
   field(out, "rank", std::string_view(rank_));
   field(out, "age_s", (now - opened_ms_) / 1e3);
-  field(out, "mode", std::string_view("backup"));
+  field(out, "mode", std::string_view(transport_.options().mode));
   field(out, "merge_ms", kMergeMs);
   out += ",\"rails\":[";
   for (const RailPort& port : transport_.ports()) {
