@@ -60,7 +60,7 @@ class World:
         me = weakref.ref(self)  # no circle: the native object could not be collected
         self.inbox = core.Inbox(rails, lambda seq, total: me().place(seq, total))  # type: ignore[union-attr]
         self.connections: list[Connection | None] = [None] * rails
-        self.pushed = self.delivered = self.completed = 0
+        self.pushed = self.delivered = self.acked = self.completed = 0
         self.cuts = self.bounced = 0
 
     def place(self, seq: int, total: int) -> int | None:
@@ -178,6 +178,14 @@ class World:
             self.delivered += 1
         if conn is not None and conn.at_receiver and self.delivered > begun:
             conn.to_sender.append(Sent("ack", (self.delivered,)))
+            self.acked = self.delivered
+
+    def acknowledge(self) -> None:
+        """Once: an acknowledgement that is lost with its connection is not repeated."""
+        for conn in self.connections:
+            if self.acked < self.delivered and conn is not None and conn.at_receiver:
+                conn.to_sender.append(Sent("ack", (self.delivered,)))
+                self.acked = self.delivered
 
     # --- everything at once ---
 
@@ -219,10 +227,8 @@ class World:
             self.turn(calm=turn > 12_000)
             if self.completed == self.count:
                 break
-            if self.delivered == self.count and turn % 50 == 0:  # the receiver's tick
-                for conn in self.connections:
-                    if conn is not None and conn.at_sender and conn.at_receiver:
-                        conn.to_sender.append(Sent("ack", (self.delivered,)))
+            if turn % 50 == 0:
+                self.acknowledge()
         assert (self.delivered, self.completed) == (self.count, self.count)
         assert not self.inbox.waits()
         assert all((p == 0xEE).all() for p in self.places), "a byte came late"
