@@ -5,6 +5,9 @@ told what will be dealt if nobody is lost and nobody joins (`Foresight`), which 
 has loaded is matched with what was really dealt: a batch that was loaded and then dealt to somebody else is dropped,
 one that will still be this replica's a little later is put aside, one that was not foreseen is loaded at once. So a
 batch is trained if, and only if, it was dealt, however far ahead it was read.
+
+What it costs: a batch that nobody could foresee (of a lost replica, or the first one of a replica that joins) is loaded
+while its step is running already, so the others wait for one loading time.
 """
 
 from __future__ import annotations

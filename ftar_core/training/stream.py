@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -58,6 +59,11 @@ class Stream(Source, Generic[T]):
         for what, value, least in (("batches", batches, 0), ("workers", workers, 0), ("prefetch", prefetch, 1)):
             if not _number(value) or value < least:
                 raise SettingsError(f"{what}={value!r}: a number of at least {least} is expected")
+        if isinstance(source, io.IOBase):
+            raise SettingsError(
+                "a file is no stream of batches: its seek() counts bytes",
+                hint="give a function of the batch number that opens it, seeks, and yields batches",
+            )
         seeks = hasattr(source, "seek") and hasattr(source, "__next__")
         if not callable(source) and not seeks and not hasattr(source, "__iter__"):
             raise SettingsError(
@@ -67,6 +73,22 @@ class Stream(Source, Generic[T]):
         super().__init__(batches, rank, ranks)
         self.name, self.workers, self.prefetch = name, workers, prefetch
         self._source = source
+        self._ranks_known = rank is not None
+        self._loaded_ranks: int | None = None  # of a state that was loaded before the session told ours
+
+    def bind(self, rank: int, ranks: int) -> None:
+        super().bind(rank, ranks)
+        self._ranks_known = True
+        if self._loaded_ranks not in (None, self.ranks):
+            self.load_state_dict({**self.state_dict(), "items_per_batch": self._loaded_ranks})
+
+    def load_state_dict(self, state_dict: Mapping[str, object], /) -> None:
+        loaded = state_dict.get("items_per_batch")
+        if not self._ranks_known and isinstance(loaded, int):
+            super().load_state_dict({**state_dict, "items_per_batch": self.ranks})
+            self._loaded_ranks = loaded
+        else:
+            super().load_state_dict(state_dict)
 
     def identity(self) -> Identity:
         return {"data": "stream", "name": self.name, "items_per_batch": self.ranks}

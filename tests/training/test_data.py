@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from typing import Any
 
@@ -160,6 +161,7 @@ class NoLength:
         (lambda: BatchSampler(10, 3, rank=0, ranks=2), "batch_size=3 cannot be shared by 2 ranks"),
         (lambda: BatchSampler(13, 4, drop_last=False, rank=0, ranks=2), "the last batch has 1 samples, which 2 ranks"),
         (lambda: Stream(5), "a int is no stream"),
+        (lambda: Stream(io.BytesIO()), r"a file is no stream of batches: its seek\(\) counts bytes"),
         (lambda: Stream([], batches=-1), "batches=-1: a number of at least 0"),
         (lambda: Stream([], workers=True), "workers=True"),
     ],
@@ -178,3 +180,16 @@ def test_data_that_is_trained_already_cannot_be_begun() -> None:
     more.load_state_dict(source.state_dict())
     more.check_begin()
     assert sampler.first(["r0"], more.begin()).batches == {"r0": 2}
+
+
+def test_a_stream_s_state_may_be_loaded_before_the_ranks_of_the_replica_are_known() -> None:
+    saved: Stream[int] = Stream(iter([]), rank=1, ranks=2)
+    saved.stands_at(Deal(batches={"r0": 4}, cursor=5))
+    later: Stream[int] = Stream(iter([]))
+    later.load_state_dict(saved.state_dict())
+    later.bind(0, 2)
+    assert later.begin() == saved.begin() == Deal(batches={}, cursor=4)
+    other: Stream[int] = Stream(iter([]))
+    other.load_state_dict(saved.state_dict())
+    with pytest.raises(StateMismatch, match="has items_per_batch=4, its state items_per_batch=2"):
+        other.bind(0, 4)
