@@ -102,6 +102,17 @@ class Net:
         ip("-n", ns, "addr", "add", f"10.77.{rail}.{host}/24", "dev", device)
         return f"10.77.{rail}.{host}"
 
+    def lose_large(self, node: int, rail: int) -> None:
+        """The switch drops what is longer than 1000 bytes and comes from this node, and tells nobody."""
+        rules = (
+            f"add table netdev n{node}r{rail}; add chain netdev n{node}r{rail} large {{ type filter hook ingress "
+            f'device "n{node}r{rail}" priority 0; }}; add rule netdev n{node}r{rail} large meta length > 1000 drop'
+        )
+        ip("netns", "exec", self.names[0], "nft", rules)
+
+    def lose_large_no_more(self, node: int, rail: int) -> None:
+        ip("netns", "exec", self.names[0], "nft", f"delete table netdev n{node}r{rail}")
+
     def lose_silently(self, node: int, rail: int, to: int) -> None:
         """Frames from node to `to` on this rail go to a MAC address that nobody has."""
         ip("-n", self.ns(node), "neigh", "replace", f"10.77.{rail}.{to + 1}", "lladdr", "02:00:00:00:00:99",

@@ -7,6 +7,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from ftar_core.native import core
+
+from .cluster import LOOPBACK, Cluster, options
 from .net import Ranks, eventually
 
 
@@ -29,3 +34,24 @@ def test_a_killed_rank_whose_child_lives_on_is_gone_at_once() -> None:
             assert sleeps(child)
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("rail", "words"),
+    [
+        (("a", "nosuch0", "127.0.0.1"), r"rail a \(127.0.0.1 on nosuch0\): there is no network device nosuch0"),
+        (("a", "lo", "127.99.0.1"), r"rail a \(127.99.0.1 on lo\): lo does not have this address"),
+        (("a", "", "203.0.113.7"), r"rail a \(203.0.113.7\): this machine does not have the address"),
+        (("a", "", "localhost"), "'localhost' is not a numeric IPv4 or IPv6 address"),
+    ],
+)
+def test_a_rail_that_does_not_exist_or_has_no_such_address(rail: tuple[str, str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        core.Engine("job", b"secret", "r0", 1, [rail], options())
+
+
+def test_a_link_over_one_rail_is_seen_to_be_unprotected() -> None:
+    with Cluster(2, rails=LOOPBACK[:1]) as cluster:
+        cluster.start()
+        reasons = {link["reason"] for i in range(2) for link in cluster.links(i)}
+        assert reasons == {"connected; unprotected: the only rail"}

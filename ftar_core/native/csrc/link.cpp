@@ -60,6 +60,12 @@ FrameHeader LinkEnd::header(FrameType type) const {
   return h;
 }
 
+std::string LinkEnd::mtu_difference(int slot) const {
+  const Conn* c = open_conn(slot);
+  const auto i = static_cast<size_t>(slot);
+  return c == nullptr ? "" : ::ftar::mtu_difference(c->fd(), port(i).config.device, rails_[i].remote);
+}
+
 LinkRailStat LinkEnd::stat(int slot) const {
   const auto i = static_cast<size_t>(slot);
   LinkRailStat s{health_.rail(slot), carries(slot), per_rail_[i].bytes_before};
@@ -152,7 +158,7 @@ void LinkEnd::attached(Conn& conn, double now) {
   inquire_at_ms_ = -1;
   closed_reason_.clear();
   conn_attached(conn.slot());
-  health_.connected(conn.slot(), now);
+  health_.connected(conn.slot(), now, r.proof_bytes == 0 ? "" : " of " + std::to_string(r.proof_bytes) + " bytes: small packets passed before, large ones did not");
   if (!sender_) tell_endpoints(conn);
   ping(conn.slot(), now);
   settle(now);
@@ -234,6 +240,7 @@ void LinkEnd::settle(double now) {
     if (changes.empty()) break;
     news = true;
     for (const RailChange& change : changes) {
+      if (change.to == RailState::up) prove_with(change.rail, 0);
       if (change.to == RailState::down) {
         drop_conn(change.rail);
         if (change.event != RailEvent::peer_notice) {
@@ -329,8 +336,8 @@ void LinkEnd::ping(int slot, double now) {
   b.tag = tag_;
   b.seq = ++pings_;
   b.time_ms = now;
-  transport_.send_beat(rails_[i].local, rails_[i].remote, b, key_);
   const bool probing = health_.rail(slot).state == RailState::probing;
+  transport_.send_beat(rails_[i].local, rails_[i].remote, b, key_, probing ? per_rail_[i].proof_bytes : 0);
   per_rail_[i].next_ping_ms = now + (probing ? transport_.options().probe_interval_ms : transport_.options().heartbeat_ms);
 }
 
@@ -394,6 +401,13 @@ void LinkEnd::check_ready(double now) {
   }
 }
 
+void LinkEnd::unreachable(const std::string& reason) {
+  if (unreachable_told_) return;
+  unreachable_told_ = true;
+  transport_.status().unreachable(*this, reason);
+  owner_.link_unreachable(*this, reason);
+}
+
 void LinkEnd::progress() {
   for (uint64_t left = carrying_; left != 0 && !closed_; left &= left - 1) {
     if (Conn* c = open_conn(std::countr_zero(left))) c->on_event(EPOLLIN | EPOLLOUT);
@@ -440,10 +454,8 @@ void LinkEnd::tick(double now) {
   const std::string reason = unknown ? "" : health_.unreachable(now);
   if (reason.empty()) {
     unreachable_told_ = false;
-  } else if (!unreachable_told_) {
-    unreachable_told_ = true;
-    transport_.status().unreachable(*this, reason);
-    owner_.link_unreachable(*this, reason);
+  } else {
+    unreachable(reason);
   }
 }
 

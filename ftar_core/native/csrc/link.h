@@ -49,6 +49,8 @@ class LinkOwner {
   virtual void link_ready(LinkEnd& link) = 0;
   virtual void link_rail(LinkEnd& link, const RailChange& change) = 0;
   virtual void link_moved(LinkEnd& link, int slot, const std::string& reason) = 0;  // this rail carries data from now on
+  // What a person should look after although the link goes on. The same is not said again until it was over.
+  virtual void link_warns(LinkEnd&, int, const std::string&) {}
   virtual void link_unreachable(LinkEnd& link, const std::string& reason) = 0;
   // The link is over and closed. left_epoch: the peer's process lives on, but without this link.
   virtual void link_over(LinkEnd& link, const std::string& reason, bool left_epoch) = 0;
@@ -103,6 +105,7 @@ class LinkEnd : public ConnUser, public BeatSink {
   int resumes() const { return resumes_; }
   const std::string& rail_name(int slot) const;
   LinkRailStat stat(int slot) const;
+  std::string mtu_difference(int slot) const;  // see netio.h
   int retransmits(int slot) const;  // by the present connection's TCP; 0 without one
 
   void conn_open(Conn& conn) override;
@@ -129,6 +132,8 @@ class LinkEnd : public ConnUser, public BeatSink {
   void flush_all();
   void over(const std::string& reason, bool left_epoch);
   void attached(Conn& conn, double now_ms);
+  void prove_with(int slot, size_t bytes) { per_rail_[static_cast<size_t>(slot)].proof_bytes = bytes; }
+  void unreachable(const std::string& reason);
 
   Transport& transport_;
   LinkOwner& owner_;
@@ -153,6 +158,7 @@ class LinkEnd : public ConnUser, public BeatSink {
     double opened_ms = 0;
     uint64_t bytes_before = 0;
     unsigned addresses = 0;   // the version of the port's addresses that was acted upon
+    size_t proof_bytes = 0;   // of a ping that is to prove the rail, after small packets passed and large ones did not
     int refusals = 0;  // attempts in a row at which nobody listened there
   };
   void ping(int slot, double now_ms);
@@ -220,6 +226,8 @@ class SendLink final : public LinkEnd {
   uint64_t declined_ = 0;          // a bit for every rail that left a piece to others since the last measuring
   double next_measure_ms_ = 0;
   double next_stall_check_ms_ = 0;
+  double stalled_since_ms_ = -1;  // since then TCP has stalled again and again, and no message became complete
+  double last_stall_ms_ = -1e18;
   std::vector<double> in_flight_since_ms_;  // by rail: every look since then found segments on their way
 };
 

@@ -103,7 +103,7 @@ void LinkHealth::lose(int rail, RailEvent event, std::string reason, double dete
 
 void LinkHealth::connecting(int rail, double now_ms) { at(rail).attempt_ms = now_ms; }
 
-void LinkHealth::connected(int rail, double now_ms) {
+void LinkHealth::connected(int rail, double now_ms, const std::string& proof) {
   Rail& r = at(rail);
   const bool first = !r.ever_connected && r.verdict.state == RailState::probing;
   r.connection = true;
@@ -112,9 +112,9 @@ void LinkHealth::connected(int rail, double now_ms) {
   r.echoes = 0;
   heard(rail, now_ms);
   if (first) {
-    apply(rail, RailEvent::first_connected, "connected", 0, now_ms);
+    apply(rail, RailEvent::first_connected, rails_.size() > 1 ? "connected" : "connected; unprotected: the only rail", 0, now_ms);
   } else {
-    apply(rail, RailEvent::connected, "a fresh connection; waiting for " + std::to_string(options_.probe_echoes) + " echoes",
+    apply(rail, RailEvent::connected, "a fresh connection; waiting for " + std::to_string(options_.probe_echoes) + " echoes" + proof,
           0, now_ms);
     last_resort(now_ms);
   }
@@ -170,6 +170,11 @@ void LinkHealth::notice(int rail, const std::string& reason, double now_ms) {
 
 double LinkHealth::silence_ms(const Rail& rail, double now_ms) const {
   return now_ms - std::max(rail.heard_ms, alive_since_ms_);
+}
+
+double LinkHealth::heard_for(int rail, double now_ms) const {
+  const Rail& r = rails_[static_cast<size_t>(rail)];
+  return r.connection && silence_ms(r, now_ms) < limit_ms() ? now_ms - alive_since_ms_ : 0;
 }
 
 void LinkHealth::tick(double now_ms) {

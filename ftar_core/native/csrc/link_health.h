@@ -72,7 +72,8 @@ class LinkHealth {
   LinkHealth(int rails, const Options& options, double now_ms);
 
   // Events. `now_ms` never goes back.
-  void connected(int rail, double now_ms);  // a fresh, authenticated connection (the old one is gone)
+  // A fresh, authenticated connection (the old one is gone). proof: what its echoes have to show, for the reason.
+  void connected(int rail, double now_ms, const std::string& proof = "");
   void connect_failed(int rail, const std::string& reason, double now_ms);
   void closed(int rail, const std::string& reason, double now_ms);  // socket error or end of stream
   void carrier(int rail, bool up, const std::string& reason, double now_ms);
@@ -86,6 +87,7 @@ class LinkHealth {
   const RailVerdict& rail(int rail) const { return rails_[static_cast<size_t>(rail)].verdict; }
   int rails() const { return static_cast<int>(rails_.size()); }
   int preferred() const;                   // the UP rail of the lowest index, or -1
+  double heard_for(int rail, double now_ms) const;  // without a gap; 0: it is silent now
   bool may_connect(int rail, double now_ms) const;  // PROBING, no connection, and not tried too recently
   void connecting(int rail, double now_ms);         // an attempt begins
   // Non-empty when all rails are dead (DOWN, without a connection, or silent too long) for unreachable_ms.

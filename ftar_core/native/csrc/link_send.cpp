@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 
 #include "link.h"
 
@@ -18,6 +17,7 @@ constexpr uint64_t kMaxFrame = 4u << 20;   // then a notice gets its turn betwee
 constexpr int kUnsentBytes = 128 << 10;
 constexpr double kMeasureMs = 10;
 constexpr double kStallCheckMs = 100;
+constexpr double kStallsApartMs = 5000;
 constexpr double kStalledMs = 1000;  // five times TCP's shortest retransmission timeout
 }  // namespace
 
@@ -148,7 +148,10 @@ void SendLink::peer_completed(uint64_t seq) {
 
 void SendLink::acknowledged(uint64_t seq) {
   OutMessage done;
-  while (!closed_ && box_.complete(seq, &done)) complete_(done);
+  while (!closed_ && box_.complete(seq, &done)) {
+    stalled_since_ms_ = -1;
+    complete_(done);
+  }
 }
 
 uint64_t SendLink::chosen(double now) const {
@@ -223,12 +226,32 @@ void SendLink::check_stalled(int slot, double now) {
   if (since < 0) since = now;
   const double stalled = std::min(now - since, static_cast<double>(info.tcpi_last_ack_recv));
   if (stalled < kStalledMs) return;
-  char reason[96];
-  std::snprintf(reason, sizeof reason, "TCP has had no acknowledgement for %.0f ms, with %u segments in flight", stalled,
-                info.tcpi_unacked);
+  const auto p = static_cast<size_t>(slot);
+  const Address& to = rails_[p].remote;
+  // What ping(8) and a beat have to add to reach the size of TCP's packets.
+  const size_t header = to.family() == AF_INET6 ? 48 : 28;
+  const size_t packet = info.tcpi_snd_mss + (to.family() == AF_INET6 ? 60u : 40u) + ((info.tcpi_options & TCPI_OPT_TIMESTAMPS) != 0 ? 12u : 0u);
+  const bool small_pass = health_.heard_for(slot, now) >= kStalledMs / 2;
+  std::string reason = "TCP has had no acknowledgement for " + std::to_string(static_cast<int>(stalled)) + " ms, with " +
+                       std::to_string(info.tcpi_unacked) + " segments in flight";
+  if (small_pass) {
+    reason += ", and small packets pass: check the MTU (ping -M do -s " + std::to_string(packet - header) + " " + to.host() + ")";
+  }
+  if (stalled_since_ms_ < 0 || now - last_stall_ms_ > kStallsApartMs) stalled_since_ms_ = now - stalled;
+  last_stall_ms_ = now;
   drop_conn(slot);
+  // Small packets would prove the rail, and it would stall again: let those do it that did not pass.
+  if (small_pass) prove_with(slot, packet - header);
   health_.closed(slot, reason, now);
   settle(now);
+  if (closed_) return;
+  if (small_pass) owner_.link_warns(*this, slot, reason);
+  const double nothing_for = now - stalled_since_ms_;
+  // The other rails had their chance by then.
+  if (!closed_ && nothing_for >= std::max<double>(transport_.options().unreachable_ms, 3 * kStalledMs)) {
+    unreachable("no message has come through for " + std::to_string(static_cast<int>(nothing_for)) + " ms (rail " +
+                std::to_string(slot) + ": " + reason + ")");
+  }
 }
 
 void SendLink::tick_more(double now) {

@@ -57,6 +57,12 @@ int make_socket(const Address& address, int type, const std::string& device) {
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   }
+  if (type == SOCK_DGRAM) {
+    // Whole or not at all: a long beat asks whether the path takes packets of its size.
+    const int whole = address.family() == AF_INET6 ? IPV6_PMTUDISC_PROBE : IP_PMTUDISC_PROBE;
+    address.family() == AF_INET6 ? ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_MTU_DISCOVER, &whole, sizeof whole)
+                                 : ::setsockopt(fd.get(), IPPROTO_IP, IP_MTU_DISCOVER, &whole, sizeof whole);
+  }
   bind_device(fd.get(), device);
   return fd.release();
 }
@@ -200,6 +206,21 @@ int dial(const Address& from, const Address& to, const std::string& device, cons
   if (::bind(fd.get(), local.get(), local.length) != 0) fail("binding to " + local.host());
   if (::connect(fd.get(), to.get(), to.length) != 0 && errno != EINPROGRESS) fail("connecting to " + to.host());
   return fd.release();
+}
+
+std::string mtu_difference(int fd, const std::string& device, const Address& peer) {
+  ifreq request{};
+  if (device.empty() || device.size() >= IFNAMSIZ) return "";
+  std::memcpy(request.ifr_name, device.data(), device.size());
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::ioctl(fd, SIOCGIFMTU, &request) != 0 || ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return "";
+  const unsigned headers = (peer.family() == AF_INET6 ? 60u : 40u) + ((info.tcpi_options & TCPI_OPT_TIMESTAMPS) != 0 ? 12u : 0u);
+  const unsigned packet = info.tcpi_snd_mss + headers;
+  const auto ours = static_cast<unsigned>(request.ifr_mtu);
+  if (packet >= ours || ours > 65000) return "";  // the loopback's packets are never that long
+  return "the MTU is " + std::to_string(ours) + " at " + device + " and " + std::to_string(packet) + " at or on the way to " +
+         peer.host() + ": set both alike";
 }
 
 std::string socket_error(int error) {

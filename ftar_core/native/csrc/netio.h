@@ -52,6 +52,9 @@ Sockets open_rail(const Address& address, const std::string& device, const std::
 int dial(const Address& from, const Address& to, const std::string& device, const std::string& congestion);
 void tune(int fd, const std::string& congestion);  // no delay, congestion control if the kernel has it
 
+// Empty, or a sentence if this connection's packets are smaller than the device's MTU: the peer's is, or the path's.
+std::string mtu_difference(int fd, const std::string& device, const Address& peer);
+
 std::string socket_error(int error);  // "connection refused", ...
 
 class CarrierReader {

@@ -286,14 +286,14 @@ bool Transport::drop_oldest_stranger() {
 
 void Transport::read_beats(int rail) {
   for (int i = 0; i < 64; ++i) {
-    unsigned char bytes[Beat::kSize + 1];
+    unsigned char bytes[Beat::kSize];
     Address from;
     from.length = sizeof from.storage;
     const ssize_t n = ::recvfrom(ports_[static_cast<size_t>(rail)].sockets.udp, bytes, sizeof bytes, MSG_DONTWAIT,
                                  from.get(), &from.length);
     if (n < 0) return;
     // Cheapest checks first: junk costs no hash, and neither does a stranger's tag.
-    if (static_cast<size_t>(n) != Beat::kSize) continue;
+    if (static_cast<size_t>(n) < Beat::kSize) continue;  // a padded one is cut
     const auto it = sinks_.find({Beat::claimed_tag(bytes), !Beat::claims_sender(bytes)});
     Beat beat;
     if (it == sinks_.end() || beat.parse(bytes, Beat::kSize, it->second.key) != nullptr) continue;
@@ -355,12 +355,19 @@ void Transport::poll_carriers() {
   for (RailPort& p : ports_) p.carrier = carriers_.carrier(p.config.device, &p.carrier_reason);
 }
 
-void Transport::send_beat(int rail, const Address& to, const Beat& beat, const std::string& key) {
-  unsigned char bytes[Beat::kSize];
-  beat.write(bytes, key);
+void Transport::send_beat(int rail, const Address& to, const Beat& beat, const std::string& key, size_t bytes) {
+  unsigned char text[Beat::kSize];
+  beat.write(text, key);
+  const unsigned char* data = text;
+  std::vector<unsigned char> padded;
+  if (bytes > sizeof text) {
+    padded.assign(text, text + sizeof text);
+    padded.resize(bytes);
+    data = padded.data();
+  }
   // A rail that cannot send now says so by its silence.
-  ::sendto(ports_[static_cast<size_t>(rail)].sockets.udp, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT, to.get(),
-           to.length);
+  ::sendto(ports_[static_cast<size_t>(rail)].sockets.udp, data, std::max(bytes, sizeof text), MSG_NOSIGNAL | MSG_DONTWAIT,
+           to.get(), to.length);
 }
 
 void Transport::retire(uint64_t id) {

@@ -101,7 +101,8 @@ class Transport {
   void poll_carriers();
   void add_sink(uint64_t tag, bool sender, const std::string& key, BeatSink* sink) { sinks_[{tag, sender}] = {sink, key}; }
   void remove_sink(uint64_t tag, bool sender) { sinks_.erase({tag, sender}); }
-  void send_beat(int rail, const Address& to, const Beat& beat, const std::string& key);
+  // bytes: padded to so many, and never in fragments; what is longer than a beat is ignored by whoever gets it.
+  void send_beat(int rail, const Address& to, const Beat& beat, const std::string& key, size_t bytes = Beat::kSize);
   void wake();  // run on_tick soon
   StatusSocket& status() { return status_; }
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,12 +24,15 @@ MOST_LINES = 4000
 
 
 class Talker(Plugin):
-    """Keeps the newest lines only, and counts how often the data of a connection went over to another rail."""
+    """Keeps the newest lines only, also of a plugin that refuses to start, and counts how often the data of a
+    connection went over to another rail."""
 
     moves = 0
+    heard: ClassVar[list[str]] = []
 
     def _said(self, *about: Any) -> None:
         super()._said(*about)
+        Talker.heard = self.lines
         self.moves += "carries the data" in self.lines[-1]
         if len(self.lines) >= MOST_LINES:
             del self.lines[: MOST_LINES // 2]
@@ -121,9 +125,21 @@ class Session:
             return self.plugin.lines
         if do == "moves":
             return self.plugin.moves
+        if do == "links":
+            return links()
         if do == "resources":
             return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
         raise ValueError(do)
+
+
+def links() -> list[dict[str, Any]]:
+    """The rails of all links, as this process tells whoever asks."""
+    with socket.socket(socket.AF_UNIX) as status:
+        status.connect(f"\0ftar-links/{os.getpid()}/0")
+        text = b""
+        while part := status.recv(1 << 16):
+            text += part
+    return [rail for link in json.loads(text)["links"] for rail in link["rails"]]
 
 
 def forked() -> int:
@@ -145,7 +161,7 @@ def main() -> None:
     try:
         plugin = Talker(Path(sys.argv[1]), int(sys.argv[2]))
     except PluginError as error:
-        print(json.dumps({"code": error.code}), flush=True)
+        print(json.dumps({"code": error.code, "error": "; ".join(Talker.heard)}), flush=True)
         return
     print(json.dumps({"ok": "ready"}), flush=True)
     session = Session(plugin)

@@ -160,6 +160,11 @@ class Rig:
         self.until(lambda: all(s["code"] for s in self.peers[peer].ask("state")), "errors", timeout_s)
         return [s["code"] for s in self.peers[peer].ask("state")]
 
+    def links(self, peer: int) -> list[dict[str, Any]]:
+        """The rails of all its links, as operators see them."""
+        rails: list[dict[str, Any]] = self.peers[peer].ask("links")
+        return rails
+
     def logs(self) -> str:
         return json.dumps([p.ask("log")[-12:] for p in self.peers if p.process.poll() is None], indent=1)
 

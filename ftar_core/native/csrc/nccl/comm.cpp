@@ -40,6 +40,20 @@ std::string Comm::describe(int slot) {
   return (link().sender() ? "to " : "from ") + peer + " by " + link().rail_name(slot);
 }
 
+// What is wrong with the rails although they work, once for each rail and peer: a peer has many connections.
+void Comm::link_ready(LinkEnd& link) {
+  if (link.rails().size() == 1 && !core_.one_rail()) {
+    core_.warn_once("unprotected " + describe(0), describe(0) + ": unprotected: the link has one rail and dies with its NIC or cable");
+  }
+  for (int slot = 0; slot < static_cast<int>(link.rails().size()); ++slot) {
+    if (const std::string text = link.mtu_difference(slot); !text.empty()) link_warns(link, slot, text);
+  }
+}
+
+void Comm::link_warns(LinkEnd&, int slot, const std::string& text) {
+  core_.warn_once(describe(slot) + text.substr(0, 8), describe(slot) + ": " + text);
+}
+
 void Comm::link_rail(LinkEnd&, const RailChange& change) {
   core_.logger().queue(kLogInfo, describe(change.rail) + ": " + name(change.to) + ": " + change.reason);
 }
@@ -82,7 +96,8 @@ Request* SendComm::send(const void* data, uint64_t bytes) {
 RecvComm::RecvComm(Core& core, LinkName name, std::vector<LinkRail> rails, Listener* listener)
     : Comm(core), listener_(listener), link_(core.transport(), *this, std::move(name), std::move(rails), *this) {}
 
-void RecvComm::link_ready(LinkEnd&) {
+void RecvComm::link_ready(LinkEnd& link) {
+  Comm::link_ready(link);
   if (listener_ != nullptr) core_.established(*this, *listener_);
 }
 

@@ -45,7 +45,8 @@ class Comm : public LinkOwner {
   void fail(Result error, const std::string& reason);  // with the lock; closes the link
   Core& core() { return core_; }
 
-  void link_ready(LinkEnd&) override {}
+  void link_ready(LinkEnd& link) override;
+  void link_warns(LinkEnd& link, int slot, const std::string& text) override;
   void link_rail(LinkEnd& link, const RailChange& change) override;
   void link_moved(LinkEnd& link, int slot, const std::string& reason) override;
   void link_unreachable(LinkEnd& link, const std::string& reason) override;

@@ -14,6 +14,7 @@ namespace {
 constexpr size_t kMaxRails = 4;  // of one link: every rail of every link has a connection and heartbeats
 constexpr size_t kMaxArriving = 1024;
 constexpr size_t kMaxSeen = 1u << 16;
+constexpr size_t kMaxWarned = 4096;
 constexpr double kIdleMs = 1000;
 constexpr const char* kJob = "nccl";
 
@@ -72,8 +73,17 @@ Core::Core(Settings settings, LogFunction log)
     if (preference_[i].size() > 1) list += " backed by " + nics_[static_cast<size_t>(preference_[i][1])].config.name;
   }
   logger_.write(kLogInfo, "devices: " + list);
-  if (std::any_of(preference_.begin(), preference_.end(), [](const auto& p) { return p.size() < 2; })) {
-    logger_.write(kLogWarn, "a link over one rail is unprotected: it dies with its NIC or cable");
+  // One rail here: said once now. One in common with a peer: said when that link is made.
+  one_rail_ = std::any_of(preference_.begin(), preference_.end(), [](const auto& p) { return p.size() < 2; });
+  if (one_rail_) logger_.write(kLogWarn, "unprotected: a link over one rail dies with its NIC or cable");
+  for (const auto& order : preference_) {
+    if (order.size() < 2) continue;
+    const Nic& rail = nics_[static_cast<size_t>(order[0])];
+    const Nic& backup = nics_[static_cast<size_t>(order[1])];
+    if (!rail.speed_known || !backup.speed_known || rail.speed_mbit <= 2 * backup.speed_mbit) continue;
+    logger_.write(kLogWarn, "unequal rails: " + rail.config.name + " (" + std::to_string(rail.speed_mbit) + " Mbit/s) is backed by " +
+                                backup.config.name + " (" + std::to_string(backup.speed_mbit) +
+                                " Mbit/s): when it fails, training goes on at the speed of the backup");
   }
   transport_.poll_carriers();
   const char* job = ::getenv("FTAR_JOB");
@@ -82,6 +92,10 @@ Core::Core(Settings settings, LogFunction log)
     logger_.queue(kLogWarn, "a connection from " + host + " is refused: it " + reason);
   });
   transport_.start([this](Conn& conn) { on_proven(conn); }, [this](double now) { return on_tick(now); });
+}
+
+void Core::warn_once(const std::string& about, std::string text) {
+  if (warned_.size() < kMaxWarned && warned_.insert(about).second) logger_.queue(kLogWarn, std::move(text));
 }
 
 Core::~Core() { shut_down(); }
@@ -105,7 +119,12 @@ Listener* Core::listen(int device, unsigned char* out) {
   handle.nonce = listener->nonce;
   std::lock_guard lock(transport_.mutex());
   listener->rails = preference_[static_cast<size_t>(device)];
-  for (const int i : listener->rails) handle.rails.push_back(transport_.ports()[static_cast<size_t>(i)].address);
+  for (const int i : listener->rails) {
+    handle.rails.push_back(transport_.ports()[static_cast<size_t>(i)].address);
+    if (handle.rails.back().family() == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&handle.rails.back().storage)->sin6_scope_id = static_cast<uint32_t>(i) + 1;
+    }
+  }
   listener->rails.resize(handle.write(out));
   listeners_[listener->nonce] = listener.get();
   ++open_;
@@ -128,12 +147,16 @@ SendComm* Core::connect(int device, const unsigned char* bytes) {
                                                    : "this process has FTAR_TOKEN_FILE set and the peer has not: set it on all ranks");
   }
   const std::vector<RailPair> pairs = pair_rails(current_nics(), preference_[static_cast<size_t>(device)], handle.rails, kMaxRails);
-  if (pairs.empty()) throw std::invalid_argument("the peer's rails and ours have no address family (IPv4, IPv6) in common");
+  if (pairs.empty()) throw std::invalid_argument("the peer's rails and ours have no address family (IPv4, IPv6) in common; link-local rails meet by their number");
   std::string positions;
   for (const RailPair& p : pairs) positions += (positions.empty() ? "/" : ",") + std::to_string(p.remote);
   std::vector<LinkRail> rails;
   for (size_t slot = 0; slot < pairs.size(); ++slot) {
     rails.push_back({pairs[slot].local, std::to_string(slot) + positions, handle.rails[static_cast<size_t>(pairs[slot].remote)]});
+    Address& remote = rails.back().remote;
+    if (remote.family() == AF_INET6) {  // their number has done its duty
+      remote = parse_address(remote.host(), remote.port(), nics_[static_cast<size_t>(pairs[slot].local)].config.device);
+    }
   }
   LinkName name;
   name.epoch = handle.nonce;

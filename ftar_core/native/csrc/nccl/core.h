@@ -46,6 +46,8 @@ class Core {
   const std::vector<Nic>& nics() const { return nics_; }
   Transport& transport() { return transport_; }
   Logger& logger() { return logger_; }
+  bool one_rail() const { return one_rail_; }
+  void warn_once(const std::string& about, std::string text);  // with the transport's lock
 
   Listener* listen(int device, unsigned char* handle);
   SendComm* connect(int device, const unsigned char* handle);  // throws std::invalid_argument
@@ -74,10 +76,12 @@ class Core {
   Logger logger_;
   Transport transport_;
   bool polls_carrier_ = false;
+  bool one_rail_ = false;  // of this process; said when it started
   uint64_t connections_ = 0;
   std::map<std::string, Listener*> listeners_;           // by nonce
   std::unordered_map<uint64_t, RecvComm*> receivers_;    // by the link's tag
   std::unordered_map<Comm*, uint64_t> comms_;            // all; the tag of receivers
+  std::unordered_set<std::string> warned_;
   std::atomic<int> open_{0};  // what NCCL holds
 };
 

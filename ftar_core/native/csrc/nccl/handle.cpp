@@ -19,6 +19,8 @@ const void* host_bytes(const Address& a) {
                                : static_cast<const void*>(&reinterpret_cast<const sockaddr_in6*>(&a.storage)->sin6_addr);
 }
 
+bool link_local(const unsigned char* host) { return host[0] == 0xfe && (host[1] & 0xc0) == 0x80; }
+
 size_t host_size(bool v6) { return v6 ? 16 : 4; }
 }  // namespace
 
@@ -39,6 +41,7 @@ size_t Handle::write(unsigned char* out) const {
     if (count == kMaxHandleRails || at + size + 2 > kHandleBytes) break;
     if (v6) families = static_cast<uint16_t>(families | (1u << count));
     std::memcpy(out + at, host_bytes(rail), size);
+    if (v6 && link_local(out + at)) put16(out + at + 2, static_cast<uint16_t>(reinterpret_cast<const sockaddr_in6*>(&rail.storage)->sin6_scope_id));
     put16(out + at + size, static_cast<uint16_t>(rail.port()));
     at += size + 2;
     ++count;
@@ -72,6 +75,10 @@ std::string Handle::parse(const unsigned char* in) {
       auto* s = reinterpret_cast<sockaddr_in6*>(&a.storage);
       s->sin6_family = AF_INET6;
       std::memcpy(&s->sin6_addr, in + at, size);
+      if (link_local(in + at)) {
+        s->sin6_scope_id = get16(in + at + 2);
+        s->sin6_addr.s6_addr[2] = s->sin6_addr.s6_addr[3] = 0;
+      }
       a.length = sizeof *s;
     } else {
       auto* s = reinterpret_cast<sockaddr_in*>(&a.storage);

@@ -8,6 +8,10 @@
 //
 // The first half of the nonce is the same for all listeners of a process: its name for operators.
 //
+// A link-local address means nothing without a network; whoever reads it takes the rail of the same number for the
+// neighbour, so that number (plus one) travels in the third and fourth byte of the address, which are always zero there.
+// In `rails` it is the scope.
+//
 // The secret is what a connection has to prove (frame.h): random, made anew by every process that listens. It travels
 // over NCCL's bootstrap, which is neither encrypted nor authenticated, so it keeps out whoever cannot read that: another
 // job's ranks, a scanner, a stale peer. Where that is too little, FTAR_TOKEN_FILE holds the proof, and the handle then

@@ -38,7 +38,11 @@ bool is_loopback(const Address& a) {
   return a.family() == AF_INET ? b[0] == 127 : IN6_IS_ADDR_LOOPBACK(reinterpret_cast<const in6_addr*>(b));
 }
 
-// Every address of this network namespace but the link-local ones, which mean nothing without a device at the far end.
+bool is_link_local(const Address& a) {
+  return a.family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(reinterpret_cast<const in6_addr*>(host_bytes(a)));
+}
+
+// Every address of this network namespace.
 std::vector<Entry> entries() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) throw std::invalid_argument(std::string("getifaddrs: ") + std::strerror(errno));
@@ -54,7 +58,6 @@ std::vector<Entry> entries() {
     e.address.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     std::memcpy(&e.address.storage, i->ifa_addr, e.address.length);
     e.address.set_port(0);
-    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(reinterpret_cast<const in6_addr*>(host_bytes(e.address)))) continue;
     if (i->ifa_netmask != nullptr) {
       Address mask;
       mask.length = e.address.length;
@@ -125,7 +128,10 @@ Nic make_nic(std::string name, const std::string& device, const Entry& entry) {
     ::free(real);
   }
   nic.numa_node = read_number(sys + "/device/numa_node", -1);
-  if (const int speed = read_number(sys + "/speed", -1); speed > 0) nic.speed_mbit = speed;
+  if (const int speed = read_number(sys + "/speed", -1); speed > 0) {
+    nic.speed_mbit = speed;
+    nic.speed_known = true;
+  }
   return nic;
 }
 
@@ -149,15 +155,18 @@ bool valid_name(const std::string& name) {
   return !name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), good);
 }
 
-// The address of a device that stands for it: the first IPv4 one, or else the first IPv6 one.
+// The address of a device that stands for it: the first IPv4 one, or else the first global IPv6 one, or else (only if
+// the device was named) a link-local one.
 const Entry* first_address(const std::vector<Entry>& all, const std::string& device) {
   const Entry* v6 = nullptr;
+  const Entry* local = nullptr;
   for (const Entry& e : all) {
     if (e.device != device) continue;
     if (e.address.family() == AF_INET) return &e;
-    if (v6 == nullptr) v6 = &e;
+    const Entry*& best = is_link_local(e.address) ? local : v6;
+    if (best == nullptr) best = &e;
   }
-  return v6;
+  return v6 != nullptr ? v6 : local;
 }
 
 bool same_host(const Address& a, const Address& b) {
@@ -182,6 +191,9 @@ Nic named(const std::string& text, const std::string& part, const std::vector<En
   const size_t at = rest.find('@');
   const std::string device = at == std::string::npos ? "" : rest.substr(at + 1);
   const Address address = parse_address(rest.substr(0, at), 0, device);  // throws for what is no address
+  if (is_link_local(address) && device.empty()) {
+    wrong("FTAR_NET_RAILS", text, "the link-local address " + address.host() + " needs its device; write " + part + "@DEVICE");
+  }
   if (is_loopback(address)) {
     Entry e;
     e.address = address;
@@ -207,6 +219,8 @@ int distance(const Nic& a, const Nic& b) {
   if (a.numa_node >= 0 && b.numa_node >= 0 && a.numa_node != b.numa_node) return 2;
   return !a.pci_path.empty() && card(a) == card(b) ? 1 : 0;
 }
+
+uint32_t scope(const Address& a) { return reinterpret_cast<const sockaddr_in6*>(&a.storage)->sin6_scope_id; }
 
 bool same_network(const Nic& ours, const Address& theirs) {
   if (ours.address.family() != theirs.family()) return false;
@@ -239,7 +253,7 @@ std::vector<Nic> find_rails(const std::string& wanted) {
   for (const Entry& e : all) {
     const bool known = std::any_of(rails.begin(), rails.end(), [&](const Nic& n) { return n.config.device == e.device; });
     const std::string sys = "/sys/class/net/" + e.device;
-    if (known || (e.flags & IFF_UP) == 0 || (e.flags & (IFF_LOOPBACK | IFF_POINTOPOINT)) != 0 || e.device == management) continue;
+    if (known || is_link_local(e.address) || (e.flags & IFF_UP) == 0 || (e.flags & (IFF_LOOPBACK | IFF_POINTOPOINT)) != 0 || e.device == management) continue;
     if (exists(sys + "/bridge") || exists(sys + "/tun_flags")) continue;
     rails.push_back(make_nic(e.device, e.device, *first_address(all, e.device)));
   }
@@ -299,6 +313,10 @@ std::vector<RailPair> pair_rails(const std::vector<Nic>& ours, const std::vector
       if (local[r] >= 0) continue;
       const auto it = std::find_if(left.begin(), left.end(), [&](int i) {
         const Nic& nic = ours[static_cast<size_t>(i)];
+        if (is_link_local(nic.address) || is_link_local(theirs[r])) {
+          // Every NIC is in that network; those of one number are taken for neighbours (handle.h).
+          return neighbours && is_link_local(nic.address) && is_link_local(theirs[r]) && scope(theirs[r]) == static_cast<uint32_t>(i) + 1;
+        }
         return nic.address.family() == theirs[r].family() && (!neighbours || same_network(nic, theirs[r]));
       });
       if (it == left.end()) continue;

@@ -4,7 +4,7 @@
 // The management NIC is the one with the default route of the lowest metric: a training job has no business there.
 // Bridges and tunnels (docker0) are no NICs. FTAR_NET_RAILS names the rails instead, as FTAR_RAILS does:
 //
-//     rail0                      a device; its first IPv4 address, or else its first global IPv6 address
+//     rail0                      a device; its first IPv4 address, else its first global, else its link-local IPv6 one
 //     rail0=10.1.0.3             this address, on whichever device has it
 //     rail0=10.1.0.3@ens1f0      this address on this device
 //
@@ -27,6 +27,7 @@ struct Nic {
   std::string pci_path;   // sysfs; empty: no PCI device
   int numa_node = -1;     // -1: unknown
   int speed_mbit = 10000;  // what a NIC that does not say counts as
+  bool speed_known = false;
 };
 
 // The rails of this machine; throws std::invalid_argument with the reason and the fix. `wanted` is FTAR_NET_RAILS.
