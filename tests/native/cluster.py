@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from ftar_core.native import core
 
+from . import HEARTBEAT_MS, PATIENCE
+
 if TYPE_CHECKING:
     from ftar_core.native._core import Engine, Event, LinkStat, Member, Options
 
@@ -31,6 +33,7 @@ NUMPY_TYPES = {  # bfloat16 is stored in the upper half of a float32
 
 def options(**settings: int | str) -> Options:
     made = core.Options()
+    made.heartbeat_ms = HEARTBEAT_MS
     for name, value in settings.items():
         assert hasattr(made, name), name
         setattr(made, name, value)
@@ -89,7 +92,7 @@ class Cluster:
 
     def wait(self, i: int, wanted: Callable[[Event], bool], timeout_s: float = 20.0) -> Event:
         """The first event, seen before or still to come, that is wanted."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * PATIENCE
         looked = 0
         while True:
             for event in self.seen[i][looked:]:

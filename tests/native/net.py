@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from . import PATIENCE
+
 NAMESPACES = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
@@ -232,7 +234,7 @@ class Ranks:
 
 
 def eventually(done: Callable[[], bool], what: str, timeout_s: float, workers: list[Worker]) -> None:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while not done():
         if time.monotonic() > deadline:
             facts = [

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .. import PATIENCE
 from .abi import REMOTE
 from .rig import Peer
 from .streams import MEGA
@@ -73,7 +74,7 @@ class Churn(threading.Thread):
         return self.peers[peer].ask(do, **more)
 
     def until(self, attempt: Callable[[], Any], what: str) -> Any:
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WAIT_S * PATIENCE
         while (value := attempt()) in (None, 0, False):
             if time.monotonic() > deadline:
                 raise AssertionError(f"{self.now}: not within {WAIT_S:.0f} s: {what}")

@@ -16,12 +16,13 @@ from typing import Any
 
 from ftar_core.ncclenv import plugin_path
 
+from .. import HEARTBEAT_MS, PATIENCE
 from ..net import Net
 from .abi import PluginError
 
 PEER = Path(__file__).with_name("peer.py")
 LOOPBACK = "rail0=127.0.0.1,rail1=127.0.0.2"
-QUICK = "hold_down_ms=20,hold_down_max_ms=20,probe_interval_ms=10"
+QUICK = f"hold_down_ms=20,hold_down_max_ms=20,probe_interval_ms=10,heartbeat_ms={HEARTBEAT_MS}"
 LONG_S = 40.0
 
 
@@ -169,7 +170,7 @@ class Rig:
         return json.dumps([p.ask("log")[-12:] for p in self.peers if p.process.poll() is None], indent=1)
 
     def until(self, attempt: Callable[[], Any], what: str, timeout_s: float = LONG_S) -> Any:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * PATIENCE
         while not (value := attempt()):
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {self.logs()}"
             time.sleep(0.005)

@@ -25,6 +25,7 @@ if __package__ in {None, ""}:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     __package__ = "native.nccl"
 
+from native import PATIENCE
 from native.net import Net
 
 from . import churn, weather
@@ -134,7 +135,7 @@ class Storm:
                         f"{result.faults} faults, {moves} moves, {visitor.done} visits, {memory[0][-1] >> 20} MB"
                     )
             visitor.stopping.set()
-            visitor.join(churn.WAIT_S)
+            visitor.join(churn.WAIT_S * PATIENCE)
             if visitor.error is not None or visitor.is_alive():
                 raise AssertionError(f"{visitor.now}: {visitor.error or 'hangs'}")
             result.damaged = sum(w.damaged(i) for i in (0, 1))
