@@ -59,21 +59,14 @@ def build(kind: str, options: list[str], targets: tuple[str, ...] = ("_core", "n
     if cmake is None:
         raise Failed("cmake is missing; install it with: .venv/bin/python -m pip install cmake nanobind")
     say(f"building {where.relative_to(ROOT)}")
-    quiet = subprocess.DEVNULL
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     configure = [cmake, "-S", str(ROOT), "-B", str(where), *generator, "-DCMAKE_BUILD_TYPE=Check"]
-    done = (
-        subprocess.run(
-            [*configure, f"-DPython_EXECUTABLE={sys.executable}", *options], stdout=quiet, check=False
-        ).returncode
-        or subprocess.run(
-            [cmake, "--build", str(where), "--target", *targets, "--parallel", str(os.cpu_count() or 1)],
-            stdout=quiet,
-            check=False,
-        ).returncode
-    )
-    if done != 0:
-        raise Failed(f"{where.relative_to(ROOT)} could not be built")
+    compile_all = [cmake, "--build", str(where), "--target", *targets, "--parallel", str(os.cpu_count() or 1)]
+    for argv in ([*configure, f"-DPython_EXECUTABLE={sys.executable}", *options], compile_all):
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode != 0:
+            print(done.stdout[-20_000:], file=sys.stderr)
+            raise Failed(f"{where.relative_to(ROOT)} could not be built")
 
 
 def library(name: str) -> str:
