@@ -115,6 +115,7 @@ def test_every_sample_is_trained_exactly_once_in_a_storm_of_kills_and_drains(job
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_sample_is_trained_exactly_once_in_a_long_storm(job: Job, seed: int, stream: bool) -> None:
