@@ -12,6 +12,7 @@ from ftar_core.bench.network import Network
 from ftar_core.bench.nodes import Pair
 from ftar_core.bench.report import BenchError
 
+LATE = re.compile(r" \((\d+\.\d) ms ago\)$")  # the plugin says so of a line that it could not write at once
 SPOKEN = re.compile(r"\b(?:to|from) (\S+) by (rail\d+): (UP|DOWN|PROBING|HOLD|carries the data)\b")
 
 
@@ -26,6 +27,15 @@ class Line:
     text: str
 
 
+def understood(ns: int, node: int, text: str) -> Line | None:
+    """`ns`: when the line was written. None: it is about something else."""
+    found, late = SPOKEN.search(text), LATE.search(text)
+    if found is None:
+        return None
+    at = ns - int(float(late[1]) * 1e6) if late else ns
+    return Line(at, node, int(found[2].removeprefix("rail")), found[3], text)
+
+
 @dataclass
 class Watch:
     """Collects what both nodes say, and looks after their traffic."""
@@ -37,8 +47,8 @@ class Watch:
         """BenchError: the traffic of a node broke."""
         for i, node in enumerate(self.pair.nodes):
             for ns, _, text in node.ask("log"):
-                if found := SPOKEN.search(text):
-                    self.lines.append(Line(ns, i, int(found[2].removeprefix("rail")), found[3], text))
+                if line := understood(ns, i, text):
+                    self.lines.append(line)
             error, _ = node.ask("state")
             if error:
                 raise BenchError(f"{node.name}: {error}")

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ftar_core.native._core")
 from ftar_core.bench.__main__ import main
-from ftar_core.bench.faults import Done, Line, Watch, longest_gap_ms, recognised_ms
+from ftar_core.bench.faults import Done, Line, Watch, longest_gap_ms, recognised_ms, understood
 from ftar_core.bench.svg import Mark, Panel, Span, draw
 
 MS = 1_000_000
@@ -76,6 +76,14 @@ def test_a_fault_is_recognised_when_a_node_knows_it_on_all_its_connections() -> 
     both = Done(100 * MS, 200 * MS, (0, 1))
     assert recognised_ms(watched((101, 0, 0, "DOWN"), (105, 0, 1, "DOWN")), both, 1) == (5, None)
     assert recognised_ms(watched((101, 0, 0, "DOWN")), both, 1) == (None, None)
+
+
+def test_a_line_that_was_written_late_counts_from_when_it_was_said() -> None:
+    line = understood(100 * MS, 1, "NET/FTAR : to 10.0.0.2 by rail1: DOWN: rail1 has no carrier (12.5 ms ago)")
+    assert line is not None
+    assert (line.ns, line.node, line.rail, line.says) == (87_500_000, 1, 1, "DOWN")
+    assert understood(100 * MS, 0, "NET/FTAR : from 10.0.0.2 by rail0: UP: hold-down is over").ns == 100 * MS  # type: ignore[union-attr]
+    assert understood(100 * MS, 0, "NET/FTAR : devices: 0 rail0 (10.0.0.2)") is None
 
 
 def test_the_gap_of_a_fault_is_the_longest_that_touches_it() -> None:

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <cstdio>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -14,7 +15,9 @@
 namespace ftar::nccl {
 
 namespace {
+using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxLines = 512;
+constexpr double kLateMs = 0.5;
 constexpr auto kStop = std::chrono::seconds(1);
 constexpr auto kCatchUp = std::chrono::milliseconds(50);
 }  // namespace
@@ -23,6 +26,7 @@ struct Logger::State {
   struct Line {
     int level;
     std::string text;
+    Clock::time_point at = Clock::now();
   };
   std::atomic<LogFunction> function;
   std::mutex mutex;
@@ -47,9 +51,16 @@ struct Logger::State {
     for (;;) {
       if (lines.empty()) say_dropped();
       if (lines.empty()) break;
-      const Line line = std::move(lines.front());
+      Line line = std::move(lines.front());
       lines.pop_front();
       lock.unlock();
+      // Whoever compares lines with what else happened must not take a busy machine's delay for ours.
+      const double late_ms = std::chrono::duration<double, std::milli>(Clock::now() - line.at).count();
+      if (late_ms >= kLateMs) {
+        char words[40];
+        std::snprintf(words, sizeof words, " (%.1f ms ago)", late_ms);
+        line.text += words;
+      }
       if (const LogFunction f = function.load()) f(line.level, kLogNet, "libnccl-net-ftar", 0, "NET/FTAR : %s", line.text.c_str());
       lock.lock();
     }
