@@ -173,7 +173,10 @@ def open_feed(data: DataLoader[T] | Stream[T], replica: str, rank: int, ranks: i
         )
     if not getattr(data, "in_order", True):
         raise SettingsError("the loader has in_order=False: which batch is which cannot be told", hint="leave it out")
-    size = len(data.dataset)  # type: ignore[arg-type]
+    try:
+        size = len(data.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        size = source.samples  # it does not say; the sampler was told
     if size != source.samples:
         raise SettingsError(
             f"the data set has {size} samples, the sampler was made for {source.samples}",

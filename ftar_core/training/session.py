@@ -218,12 +218,14 @@ class Session:
         feed = open_feed(loader, self.replica, self._settings.rank, self._settings.world_size)
         with contextlib.closing(feed), contextlib.closing(self._turns(feed.source)) as turns:
             for number in turns:
-                if self.warming_up:
-                    yield feed.any()
-                else:
-                    place = self._w.exchange.place()
-                    members = place.epoch.names() if place.epoch is not None else ()
-                    yield feed.get(number, place.deal, members)
+                place = self._w.exchange.place()
+                members = place.epoch.names() if place.epoch is not None else ()
+                try:
+                    item = feed.any() if self.warming_up else feed.get(number, place.deal, members)
+                except FtarError as error:
+                    self._leave(f"its data: {error}", RankExit.USAGE)
+                    raise
+                yield item
 
     def _turns(self, source: Source) -> Generator[int, None, None]:
         """The number of the batch of one turn after the other."""

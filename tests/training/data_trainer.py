@@ -37,6 +37,7 @@ class DataRecipe:
     step_ms: float = 25.0
     steps: int = 0
     stream: bool = False
+    promised: int = 0  # batches of the stream, if not as many as there are
     seed: int = 3
     checkpoint: Path | None = None  # read before the job, written at its end
 
@@ -110,7 +111,7 @@ def train(recipe: DataRecipe) -> None:
     sampler = source_of(recipe)
     source: ftar_core.Stream[Any] | ftar_core.BatchSampler
     if recipe.stream:
-        batches = recipe.samples // recipe.batch_size
+        batches = recipe.promised or recipe.samples // recipe.batch_size
         source = ftar_core.Stream(Tokens(recipe), batches=batches, workers=recipe.workers)
         data = session.data(source)
     else:

@@ -175,3 +175,16 @@ def test_a_replica_with_other_data_is_refused_with_one_line(job: Job) -> None:
     assert "the job trains 25000 batches of the data, this replica 50000: start it with the same passes" in log
     assert "Traceback" not in log
     data.slow.unlink()
+
+
+def test_a_stream_that_ends_before_its_time_is_one_line_everywhere(job: Job) -> None:
+    data = DataJob(job, samples=40, batch_size=4, stream=True, promised=20, workers=1)
+    data.slow.unlink()
+    job.coordinator(replicas=1)
+    data.start("r0")
+    assert job.exit_code("r0") == 2, job.logs()
+    assert job.steps("r0") == list(range(1, 11))
+    log = (job.path / "r0.log").read_text()
+    assert "error: the stream ended after 10 items, item 10 is needed\nhint: say how many batches it has" in log
+    assert "Traceback" not in log
+    assert "its data: the stream ended after 10 items" in (job.path / "coordinator.log").read_text()

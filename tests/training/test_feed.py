@@ -299,3 +299,14 @@ def test_a_loader_that_does_not_follow_the_deal_is_refused() -> None:
     disordered.in_order = False
     with pytest.raises(SettingsError, match="in_order=False"):
         open_feed(disordered, "r0", 0, 1)
+
+
+class Endless(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_data_set_that_does_not_say_its_length_is_as_long_as_the_sampler_was_told() -> None:
+    source = BatchSampler(10, 2, shuffle=False)
+    feed = open_feed(DataLoader(Endless(), batch_sampler=source, collate_fn=unchanged), "r0", 0, 1)
+    assert feed.get(1, Deal(batches={"r0": 1}, cursor=2), ["r0"]) == [2, 3]
