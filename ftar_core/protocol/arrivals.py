@@ -69,9 +69,9 @@ def _unfit(job: Job, hello: Hello) -> Refused | None:
         return Refused(reason=why, retry=False, hint="install the same ftctl everywhere")
     if not valid_name(hello.replica):
         return Refused(reason="not a replica name", retry=False, hint="check FTAR_REPLICA")
-    if job.plan and hello.plan != job.plan:
-        why = f"the model of {hello.replica} is not the job's: its gradients have other names, shapes or types"
-        return Refused(reason=why, retry=False, hint="start it with the same script, arguments and library versions")
+    unlike = job.unlike(hello)
+    if unlike is not None:
+        return Refused(reason=unlike[0], retry=False, hint=unlike[1])
     if job.mode is Mode.STOPPED:
         return Refused(reason=f"the coordinator stops: {job.reason}", retry=True)
     return None

@@ -112,9 +112,12 @@ class Coordinator:
                 if replica is not None:
                     replica.last_life = now
                     self._message(replica, message, now)
-            case BeatSeen(conn, phase, step, produced, reduced):
+            case BeatSeen(conn, phase, step, produced, reduced, rank):
                 replica = job.table.by_conn.get(conn)
-                if replica is not None:
+                if replica is not None and rank > 0:
+                    if rank < len(replica.ranks):
+                        replica.rank_beats[rank] = now
+                elif replica is not None:
                     replica.last_life, replica.beats, replica.phase = now, True, phase
                     replica.produced, replica.reduced = produced, reduced
                     if not replica.shadow:

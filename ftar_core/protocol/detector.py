@@ -4,10 +4,10 @@ A process that dies closes its connection, and that is seen in milliseconds with
 a closed connection cannot show: a host without power, a cut cable, a stopped process. They come from a native thread,
 so a held GIL is no silence.
 
-One silent replica is suspected, then evicted. Many at once, or a timer of our own that fires late, is the coordinator's
-or the network's trouble: nobody died of that. Then everybody gets one more period, and if they are silent still, the
-detector holds and says so; it never evicts half the job. A replica whose heartbeats never arrived (UDP is blocked, say)
-is not judged by them at all.
+One silent replica is suspected, then evicted; of several ranks the quietest counts. Many at once, or a timer of our own
+that fires late, is the coordinator's or the network's trouble: nobody died of that. Then everybody gets one more
+period, and if they are silent still, the detector holds and says so; it never evicts half the job. A replica whose
+heartbeats never arrived (UDP is blocked, say) is not judged by them at all.
 
 Rejected: an adaptive (phi-accrual) threshold. Its merit is wide networks with drifting delays; here a fixed second
 that an operator can read in `status` is worth more.
@@ -53,7 +53,7 @@ def scan(job: Job, due: float, now: float) -> None:
         return
     if job.mode is not Mode.RUNNING:
         return
-    silent = {r.name: now - r.last_life for r in job.table if r.conn is not None and r.beats}
+    silent = {r.name: now - r.quietest()[1] for r in job.table if r.conn is not None and r.beats}
     inside = {n: s for n, s in silent.items() if n in job.members}
     for name, silent_s in silent.items():
         if name not in inside and silent_s >= detection.evict_after_s:
@@ -69,13 +69,19 @@ def scan(job: Job, due: float, now: float) -> None:
         job.network_trouble = ""
     _mark(job, verdict, inside, now)
     for name in verdict.evict:
-        why = f"silent for {inside[name]:.1f} s (no heartbeat, connection still open)"
-        auto_evict(job, job.table.replicas[name], why, now)
+        replica = job.table.replicas[name]
+        why = f"{_who(replica)}silent for {inside[name]:.1f} s (no heartbeat, connection still open)"
+        auto_evict(job, replica, why, now)
     _scan_hung(job, now)
 
 
+def _who(replica: Replica) -> str:
+    """Which of several ranks it is; empty for a replica of one."""
+    return f"rank {replica.quietest()[0]} is " if len(replica.ranks) > 1 else ""
+
+
 def _evict_shadow(job: Job, replica: Replica, silent_s: float, now: float) -> None:
-    why = f"silent for {silent_s:.1f} s while catching up"
+    why = f"{_who(replica)}silent for {silent_s:.1f} s while catching up"
     cancel_if_involved(job, replica.name, why)
     job.evict(replica, why, now, rejoin=True)
 
@@ -84,6 +90,7 @@ def _reset(job: Job, now: float, why: str) -> None:
     """Nobody's silence so far counts."""
     for replica in job.table:
         replica.last_life = now
+        replica.rank_beats = dict.fromkeys(replica.rank_beats, now)
     job.emit(
         "detector.reset", job.config.job, f"{why}: everybody gets another {job.config.detection.evict_after_s:g} s"
     )
@@ -104,7 +111,9 @@ def _trouble(job: Job, verdict: Verdict, now: float) -> None:
 
 def _mark(job: Job, verdict: Verdict, silent_s: Mapping[str, float], now: float) -> None:
     for name in verdict.suspects:
-        _suspect(job, job.table.replicas[name], f"no heartbeat for {silent_s[name]:.1f} s", now)
+        replica = job.table.replicas[name]
+        which = f" of rank {replica.quietest()[0]}" if len(replica.ranks) > 1 else ""
+        _suspect(job, replica, f"no heartbeat{which} for {silent_s[name]:.1f} s", now)
     for replica in job.states((State.SUSPECT,)):
         if replica.name not in verdict.suspects and replica.may(Cause.WELL):
             replica.move(Cause.WELL, now, "heartbeats arrive again")

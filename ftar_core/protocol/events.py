@@ -39,6 +39,7 @@ class BeatSeen:
     step: int
     produced: int
     reduced: int
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class StepReduced:
     loss: float | None = None
     step_ms: float = 0.0
     produced_at: float = 0.0
+    weight: float = 0.0  # of all contributors together: the same in the rings of all ranks (runtime/team.py)
 
 
 @dataclass(frozen=True)

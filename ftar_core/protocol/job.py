@@ -22,7 +22,7 @@ from ftar_core.protocol.record import Record
 from ftar_core.protocol.recovery import Basis, Standing
 from ftar_core.protocol.stalls import Incident, Stalls
 from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
-from ftar_core.wire.messages import Commit, Deal, Done, EpochInfo, EventView, Evicted, MemberInfo, Message
+from ftar_core.wire.messages import Commit, Deal, Done, EpochInfo, EventView, Evicted, Hello, MemberInfo, Message
 
 if TYPE_CHECKING:
     from ftar_core.protocol.joins import Preparation
@@ -73,6 +73,7 @@ class Job:
     forced_drains: set[str] = field(default_factory=set)  # may go below min-replicas
     finishing: str = ""  # why the next commit is the last
     plan: str = ""  # the bucket plan everybody must have
+    ranks: int = 0  # and the number of ranks a replica has
     # -- troubles
     hold_since: float | None = None  # below min-replicas
     hold_reason: str = ""
@@ -224,8 +225,27 @@ class Job:
         self.unsaid.discard(replica.name)
         if self.mode is Mode.RUNNING and self.is_member(replica):
             self.gone[replica.name] = why
-            detect_ms = (now - replica.last_life) * 1000 if replica.last_life else None
+            detect_ms = (now - replica.quietest()[1]) * 1000 if replica.last_life else None
             self.stalls.begin(Incident(now, "replica-lost", replica.name, self.step, why, detect_ms))
+
+    def take_plan(self, hello: Hello) -> None:
+        """What everybody's model must be like from here on."""
+        self.plan, self.ranks = hello.plan, len(hello.ranks)
+
+    def unlike(self, hello: Hello) -> tuple[str, str] | None:
+        """Why this replica's gradients cannot be added to the job's, and what to do about it; None if they can."""
+        if not self.plan or hello.plan == self.plan:
+            return None
+        if self.ranks and len(hello.ranks) != self.ranks:
+            one, other = (f"{n} rank{'' if n == 1 else 's'}" for n in (len(hello.ranks), self.ranks))
+            return (
+                f"{hello.replica} has {one}, the job's replicas have {other} each",
+                f"start {hello.replica} with WORLD_SIZE={self.ranks}",
+            )
+        return (
+            f"the model of {hello.replica} is not the job's: its gradients have other names, shapes or types",
+            "start it with the same script, arguments and library versions as the other replicas",
+        )
 
     def may_auto_evict(self, now: float) -> bool:
         """True if the limit of automatic evictions allows one more."""

@@ -116,6 +116,7 @@ class Replica:
     reduced: int = 0
     last_life: float = 0.0  # last message or heartbeat
     beats: bool = False  # heartbeats arrive on this connection
+    rank_beats: dict[int, float] = field(default_factory=dict)  # the last heartbeat of each rank above 0
     loss: float | None = None
     step_ms: float | None = None
     backoff_s: float = 0.0  # before its next join is prepared, after trouble with the last
@@ -138,6 +139,10 @@ class Replica:
     def member(self) -> MemberInfo:
         """As it stands in an epoch."""
         return MemberInfo(replica=self.name, incarnation=self.incarnation, slot=self.slot, ranks=self.ranks)
+
+    def quietest(self) -> tuple[int, float]:
+        """The rank that was heard of last longest ago, and when. Any rank that is gone takes its replica with it."""
+        return min([(0, self.last_life), *self.rank_beats.items()], key=lambda beat: beat[1])
 
     @property
     def shadow(self) -> bool:
@@ -172,6 +177,7 @@ class Table:
         if replica.conn is not None:
             self.by_conn.pop(replica.conn, None)
         replica.conn, replica.last_life, replica.beats = conn, now, False
+        replica.rank_beats = {}
         self.by_conn[conn] = replica
 
     def detach(self, replica: Replica) -> None:

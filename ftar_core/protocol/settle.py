@@ -60,10 +60,11 @@ def try_start(job: Job, now: float) -> None:
     here.sort(key=lambda r: natural(r.name))
     leader = here[0].hello
     assert leader is not None  # noqa: S101  # filtered above
-    job.plan = leader.plan
+    job.take_plan(leader)
     for replica in list(here):
-        if replica.hello is not None and replica.hello.plan != job.plan:
-            refuse_plan(job, replica, now)
+        unlike = job.unlike(replica.hello) if replica.hello is not None else None
+        if unlike is not None:
+            refuse_plan(job, replica, unlike, now)
             here.remove(replica)
     digest = leader.report.state_digest
     same = [r for r in here if r.hello is not None and r.hello.report.state_digest == digest][:wanted]
@@ -84,10 +85,9 @@ def try_start(job: Job, now: float) -> None:
             admit_shadow(job, replica, f"its initial state is not that of {here[0].name}", now)
 
 
-def refuse_plan(job: Job, replica: Replica, now: float) -> None:
+def refuse_plan(job: Job, replica: Replica, unlike: tuple[str, str], now: float) -> None:
     """Another model than the job's: nothing to be done from here."""
-    reason = f"the model of {replica.name} is not the job's: its gradients have other names, shapes or types"
-    hint = "start it with the same script, arguments and library versions as the other replicas"
+    reason, hint = unlike
     job.send(replica, Refused(reason=reason, retry=False, hint=hint))
     job.close(replica, reason)
     if replica.may(Cause.EVICT):
@@ -202,7 +202,9 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     job.step, job.deal, job.last_commit_epoch = decision.step, decision.deal, decision.last_commit_epoch
     job.set_epoch(epoch)
     job.dealt_to = epoch.members
-    job.plan = next((r.hello.plan for r in members if r.hello is not None), job.plan)
+    hello = next((r.hello for r in members if r.hello is not None), None)
+    if hello is not None:
+        job.take_plan(hello)
     _running(job)
     last = last_reason(job, decision.contributors) if decision.commit else ""
     if decision.commit:

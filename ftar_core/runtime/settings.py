@@ -26,6 +26,7 @@ KNOWN = (
     "FTAR_COORDINATOR",
     "FTAR_JOB",
     "FTAR_JOURNAL",
+    "FTAR_LEADER",
     "FTAR_MODE",
     "FTAR_NODE",
     "FTAR_RAILS",
@@ -49,6 +50,8 @@ class Settings:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    master: Address | None = None  # torch's own rendezvous inside the replica (MASTER_ADDR, MASTER_PORT)
+    leader: Address | None = None  # where rank 0 listens for the other ranks; else they find it through torch's store
     agent: Path | None = None  # the agent's ranks socket
     mode: str | None = None  # what rails do: "backup" or "stripe"; None: the engine's default
     journal: Path | None = None  # directory for the JSON lines of each step
@@ -58,7 +61,8 @@ class Settings:
 def read_settings(
     environment: Mapping[str, str] | None = None, look: Callable[[], Interfaces] = interfaces
 ) -> Settings:
-    """Settings from FTAR_* and from torchrun's RANK, WORLD_SIZE and LOCAL_RANK. Raises SettingsError.
+    """Settings from FTAR_* and from torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which mean
+    the ranks of one replica. Raises SettingsError.
 
     `environment` stands in for os.environ, `look` for the machine's network interfaces.
     """
@@ -72,11 +76,6 @@ def read_settings(
             f"RANK={rank}: WORLD_SIZE is {world_size}, so the highest rank is {world_size - 1}",
             hint="start the ranks with torchrun, or set both by hand (RANK counts inside one replica)",
         )
-    if world_size > 1:
-        raise SettingsError(
-            f"WORLD_SIZE={world_size}: several ranks in one replica are not supported yet",
-            hint="start each replica as one process: WORLD_SIZE=1, and a FTAR_REPLICA of its own for each",
-        )
     return Settings(
         coordinator=_coordinator(env),
         job=_name(env, "FTAR_JOB"),
@@ -88,6 +87,8 @@ def read_settings(
         world_size=world_size,
         local_rank=local_rank,
         mode=_mode(env),
+        master=_master(env) if world_size > 1 else None,
+        leader=_leader(env) if world_size > 1 else None,
         agent=_agent(env),
         journal=_journal(env),
     )
@@ -107,6 +108,32 @@ def _coordinator(env: Mapping[str, str]) -> Address:
     except ValueError as error:
         raise SettingsError(
             f"FTAR_COORDINATOR={error}", hint="write the address that ftar-coordinator listens on, HOST:PORT"
+        ) from None
+
+
+def _leader(env: Mapping[str, str]) -> Address | None:
+    text = env.get("FTAR_LEADER", "").strip()
+    if not text:
+        return None
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise SettingsError(
+            f"FTAR_LEADER={error}", hint="write an address of rank 0 and a free port, HOST:PORT, or unset it"
+        ) from None
+
+
+def _master(env: Mapping[str, str]) -> Address | None:
+    """None if they are not set: a script may make its process group in another way."""
+    host, port = env.get("MASTER_ADDR", "").strip(), env.get("MASTER_PORT", "").strip()
+    if not host or not port:
+        return None
+    try:
+        return parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except ValueError as error:
+        raise SettingsError(
+            f"MASTER_ADDR={host}, MASTER_PORT={port}: {error}",
+            hint="torchrun sets them; by hand: the host of rank 0 and a free port, the same for all ranks of a replica",
         ) from None
 
 

@@ -6,7 +6,8 @@ Every committed step is applied through the same `update` as on the replicas tha
 for bit. The warm-up steps run the user's own loop body once through forward and backward with the gradients dropped:
 caches, allocators and lazy initialisation are then paid for before anybody waits for this replica.
 
-`CatchUp` is driven by the session: it never blocks, and never touches the model while user code runs.
+`CatchUp` is driven by the session: it says where it stands (`ballot`), is told what to do next (lockstep.py), never
+blocks, and never touches the model while user code runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 
 from ftar_core.runtime.rails import Rail
 from ftar_core.training.follow import Follower, Identity, ReplayStep, Snapshot
@@ -22,16 +22,9 @@ from ftar_core.training.plan import BucketPlan
 from ftar_core.training.state import Stateful, load_state
 from ftar_core.wire.ids import NO_EPOCH, EpochId
 from ftar_core.wire.messages import MemberInfo
+from ftar_core.wire.team import Ballot, Front
 
 log = logging.getLogger("ftar.session")
-
-
-class Next(Enum):
-    """What the session should do now."""
-
-    AGAIN = "again"  # something was done: look again
-    WARM_UP = "warm-up"  # run the user's loop body once, drop the gradients
-    WAIT = "wait"  # nothing to do until there is news
 
 
 class CatchUp:
@@ -57,7 +50,8 @@ class CatchUp:
         self.step = have  # the state that the training thread holds now
         self.epoch = epoch if have >= 0 else NO_EPOCH
         self.state = "fetching"  # a replica state of `ftctl status`
-        self._warm_ups_left = warm_ups
+        self.warm_ups_left = warm_ups
+        self._front: Snapshot | ReplayStep | None = None  # has arrived, is not applied
         self._parts, self._replay, self._tell = parts, replay, tell
         self._told = ""
         self._began = time.monotonic()
@@ -87,33 +81,55 @@ class CatchUp:
     def set_sources(self, sources: Sequence[MemberInfo]) -> None:
         self._follower.set_sources(sources)
 
-    def advance(self, *, may_warm_up: bool) -> Next:
-        """One piece of work. Raises StateMismatch for a state that is not this model's."""
-        item = self._follower.poll()
+    def ballot(self) -> Ballot:
+        """Where this rank stands."""
+        front = self._look()
+        connected = self._follower.connected
+        if isinstance(front, Snapshot):
+            return Ballot(self.step, Front.SNAPSHOT, front.step, connected, self.warm_ups_left)
+        if front is not None:
+            return Ballot(self.step, Front.STEP, front.step, connected, self.warm_ups_left)
+        return Ballot(self.step, Front.NOTHING, 0, connected, self.warm_ups_left)
+
+    def _look(self) -> Snapshot | ReplayStep | None:
+        while self._front is None:
+            item = self._follower.poll()
+            if item is None:
+                break
+            if (
+                isinstance(item, Snapshot) or item.step == self.step + 1
+            ):  # an older one was replaced by a newer snapshot
+                self._front = item
+        return self._front
+
+    def apply_front(self) -> None:
+        """Load the snapshot, or replay the step, that the ballot named. Raises StateMismatch for a state that is not
+        this model's."""
+        item, self._front = self._front, None
         if isinstance(item, Snapshot):
             self._load(item)
-            return Next.AGAIN
-        if isinstance(item, ReplayStep):
-            if item.step == self.step + 1:  # an older one was replaced by a newer snapshot
-                self._replay(item)
-                self.step, self.epoch = item.step, item.epoch
-                self._report(f"replayed step {item.step}" if self.state != "spare" else "following")
-            return Next.AGAIN
-        if not self._follower.connected or self.step < 0:
-            if self.state == "spare":
-                self.state = "replaying"  # not ready to contribute until a stream runs again
-            self._report(self._follower.text)
-            return Next.WAIT
-        if self._warm_ups_left > 0:
-            if may_warm_up:
-                self._warm_ups_left -= 1
-                return Next.WARM_UP
-            return Next.WAIT
+        elif item is not None:
+            self._replay(item)
+            self.step, self.epoch = item.step, item.epoch
+            self._report(f"replayed step {item.step}" if self.state != "spare" else "following")
+
+    def warm_up(self) -> None:
+        """One of the warm-up steps is about to be made."""
+        self.warm_ups_left -= 1
+
+    def follow(self) -> None:
+        """Caught up and warm: from here on this replica can contribute from a boundary on."""
         if self.state != "spare":
             self.state = "spare"
             log.info("caught up with step %d after %.2f s", self.step, time.monotonic() - self._began)
             self._tell(self.step, self.epoch, True, "following")
-        return Next.WAIT
+
+    def wait(self) -> None:
+        """Nothing to do until there is news."""
+        if not self._follower.connected or self.step < 0:
+            if self.state == "spare":
+                self.state = "replaying"  # not ready to contribute until a stream runs again
+            self._report(self._follower.text)
 
     def _load(self, snapshot: Snapshot) -> None:
         began = time.monotonic()

@@ -13,6 +13,7 @@ from torch import nn
 from ftar_core.native import core
 from ftar_core.training.gradients import GradientTaker
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan
+from ftar_core.training.shards import local
 
 
 def step_digest(
@@ -41,5 +42,5 @@ def _state_slice(plan: BucketPlan, model: nn.Module, optimizer: torch.optim.Opti
 
 
 def _tensor(tensor: torch.Tensor, seed: int) -> int:
-    host = tensor.detach().cpu().contiguous()
+    host = local(tensor).cpu().contiguous()
     return core.digest(host.data_ptr(), host.numel() * host.element_size(), seed)

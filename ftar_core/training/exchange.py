@@ -84,7 +84,9 @@ class Exchange:
         retained: Sequence[torch.Tensor],
         reduced: Sequence[torch.Tensor],
         on_progress: Callable[[int, int, int], None] = lambda step, produced, reduced: None,
+        rank: int = 0,
     ) -> None:
+        self._rank = rank  # of this process in its replica: it is in the ring of that number
         self._job, self._replica, self._plan, self._ring = job, replica, plan, ring
         self._retained, self._reduced_into = retained, reduced
         self._on_progress = on_progress
@@ -115,7 +117,7 @@ class Exchange:
             {
                 "name": member.replica,
                 "incarnation": member.incarnation,
-                "rails": [(e.rail, e.addr, e.port) for e in member.ranks[0].links],
+                "rails": [(e.rail, e.addr, e.port) for e in member.ranks[self._rank].links],
             }
             for member in epoch.members
         ]
@@ -123,14 +125,14 @@ class Exchange:
 
     def prepare_ring(self, epoch: EpochInfo) -> None:
         members, me = self.members_of(epoch)
-        self._ring.prepare(epoch_key(self._job, epoch.id), members, me)
+        self._ring.prepare(epoch_key(self._job, epoch.id, self._rank), members, me)
 
     def discard_ring(self, epoch: EpochId) -> None:
-        self._ring.discard(epoch_key(self._job, epoch))
+        self._ring.discard(epoch_key(self._job, epoch, self._rank))
 
     def enter_epoch(self, order: EnterEpoch) -> None:
         """Abort what is in flight, reduce `order.step` in this epoch from now on."""
-        key = epoch_key(self._job, order.epoch.id)
+        key = epoch_key(self._job, order.epoch.id, self._rank)
         members, me = self.members_of(order.epoch)
         with self._changed:
             # Under the lock: no bucket may be submitted between the abort and the new epoch's name.

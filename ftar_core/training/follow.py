@@ -52,12 +52,13 @@ BACKOFF_S, BACKOFF_MAX_S = 0.05, 1.0
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks."""
+    """Who asks, and of which rank."""
 
     job: str
     token: bytes
     replica: str
     incarnation: int
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,8 @@ class Follower:
             delay_s = min(delay_s * 2, BACKOFF_MAX_S)
 
     def _ways(self, source: MemberInfo) -> list[tuple[Rail | None, Endpoint]]:
-        endpoints = source.ranks[0].state if source.ranks else ()
+        rank = self._identity.rank
+        endpoints = source.ranks[rank].state if rank < len(source.ranks) else ()
         return [(self._rails.get(endpoint.rail), endpoint) for endpoint in endpoints]
 
     def _follow(self, source: MemberInfo) -> None:

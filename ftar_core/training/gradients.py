@@ -6,7 +6,8 @@ reduced again from these buckets, whose bytes nobody has touched, because result
 step holds one set of gradients for the retry and one for the results, and no third.
 
 A bucket is announced the moment its last gradient is there, while backward goes on: the all-reduce overlaps with it.
-Parameters without a gradient are filled with zeros when the step asks for the results.
+Parameters without a gradient are filled with zeros when the step asks for the results. Of a sharded parameter (FSDP2,
+tensor parallelism) each rank takes and gives back its own part; FSDP2 runs these hooks after its reduce-scatter.
 
 One backward a step. More than one (gradient accumulation) is said with `accumulate()`: inside it gradients add up in
 `.grad` as usual, and the first backward outside takes the sums. A second backward without it is an error, since buckets
@@ -26,6 +27,7 @@ from torch import nn
 
 from ftar_core.errors import FtarError
 from ftar_core.training.plan import BucketPlan, Slot, trainable
+from ftar_core.training.shards import around, is_sharded, local_gradient
 
 
 class Mode(Enum):
@@ -56,6 +58,8 @@ class GradientTaker:
         self.reduced = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
         self._inputs = {name: _view(self.retained, slot) for name, slot in plan.slots.items()}
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
+        # Made once: they share the memory of the results.
+        self._whole = {name: around(self._outputs[name], p) for name, p in self._parameters.items() if is_sharded(p)}
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(name))
             for name, parameter in self._parameters.items()
@@ -91,7 +95,7 @@ class GradientTaker:
                 hint="make the embedding with sparse=False",
             )
         target = self._inputs[name]
-        target.copy_(gradient)
+        target.copy_(local_gradient(gradient, parameter))
         if weight != 1.0:
             target.mul_(weight)
         with self._lock:
@@ -135,8 +139,9 @@ class GradientTaker:
                 if slot.name not in self._taken:
                     parameter = self._parameters[slot.name]
                     if parameter.grad is not None and self.mode is Mode.TAKE and weight != 0.0:
-                        # Left by accumulate() with no backward after it for this parameter.
-                        self._inputs[slot.name].copy_(parameter.grad).mul_(weight)
+                        # Left by accumulate() with no backward after it for this parameter, or put there without a
+                        # hook being run (FSDP2 before torch 2.7).
+                        self._inputs[slot.name].copy_(local_gradient(parameter.grad, parameter)).mul_(weight)
                     else:
                         self._inputs[slot.name].zero_()
             self._closed.add(bucket.index)
@@ -175,7 +180,10 @@ class GradientTaker:
         allows)."""
         for name, parameter in self._parameters.items():
             output = self._outputs[name]
-            parameter.grad = output if parameter.device == output.device else output.to(parameter.device)
+            if parameter.device != output.device:
+                parameter.grad = around(output.to(parameter.device), parameter)
+            else:
+                parameter.grad = self._whole.get(name, output)
 
     def close(self) -> None:
         for hook in self._hooks:

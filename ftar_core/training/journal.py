@@ -1,4 +1,5 @@
-"""What happened at each step, as JSON lines: one file a replica, appended over all its lives.
+"""What happened at each step, as JSON lines: one file a replica (written by rank 0), appended over all its lives. The
+other ranks of a replica write ranks/REPLICA.N.jsonl beside it, with what is their own: rails, digests, times.
 
 Kinds: `data` (what is trained, and from where on), `start` and `end` of a life, `epoch` (membership entered), `rail` (a
 rail of a link changed state), `step`. `batches` of a step that was not replayed: the number that each contributor
@@ -24,6 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 log = logging.getLogger("ftar.session")
+RANKS = "ranks"
 CALM_STEPS = 20
 MIN_CALM_STEPS = 5  # a median of fewer is chance
 
@@ -31,10 +33,13 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 class Journal:
-    """Appends to DIRECTORY/REPLICA.jsonl; `directory` None: nowhere. Any thread may write."""
+    """Appends to DIRECTORY/REPLICA.jsonl, of a rank above 0 to DIRECTORY/ranks/REPLICA.RANK.jsonl; `directory` None:
+    nowhere. Any thread may write."""
 
-    def __init__(self, directory: Path | None, replica: str) -> None:
+    def __init__(self, directory: Path | None, replica: str, rank: int = 0) -> None:
         self.path = directory / f"{replica}.jsonl" if directory is not None else None
+        if directory is not None and rank > 0:
+            self.path = directory / RANKS / f"{replica}.{rank}.jsonl"
         self._fd: int | None = None
         self._failed = 0
         self._torn = False
@@ -52,6 +57,8 @@ class Journal:
         data = (json.dumps({key: _finite(value) for key, value in line.items()}) + "\n").encode()
         try:
             if self._fd is None:
+                if path.parent.name == RANKS:
+                    path.parent.mkdir(exist_ok=True)
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
                 self._torn = not _ends_with_newline(path)
             whole = b"\n" + data if self._torn else data

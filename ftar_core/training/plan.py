@@ -6,6 +6,9 @@ grouped by dtype into flat buckets. It never changes during a job and does not d
 happens to produce; a parameter without a gradient counts as zeros. Its hash travels in `Hello` and the coordinator
 refuses a replica with another one, before a single gradient could be added to the wrong place.
 
+Where a replica shards its model over several ranks, each rank has a plan of its own, over its local parts, and a ring
+of its own with the same rank of the other replicas.
+
 Buckets of about 4 MiB: large enough that the fixed cost of a ring pass (2 (n - 1) messages) is small against the bytes,
 small enough that the first bucket is under way long before backward ends.
 
@@ -29,10 +32,11 @@ import torch
 from torch import nn
 
 from ftar_core.errors import PlanMismatch
+from ftar_core.training.shards import local, placement
 
 DEFAULT_BUCKET_BYTES = 4 * 1024 * 1024
 TALLY_FIELDS = 4  # weight, tokens, weight * loss, weight of those that told a loss
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 # torch dtype -> its code in the native core (ftar_core.native.core.DTYPES) and its size in bytes
 DTYPE_CODES: dict[torch.dtype, int] = {
@@ -48,13 +52,16 @@ _GRADIENT_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies: elements [offset, offset + count) of its bucket."""
+    """Where one parameter lies: elements [offset, offset + count) of its bucket. `shape` is that of this rank's part;
+    of a sharded parameter, `whole` is the global shape and `placement` how it is spread."""
 
     name: str
     shape: tuple[int, ...]
     bucket: int
     offset: int  # elements
     count: int  # elements
+    whole: tuple[int, ...] = ()
+    placement: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,9 +98,12 @@ class BucketPlan:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hex) over names, dtypes, shapes and places."""
+        """SHA-256 (hex) over names, dtypes, shapes (of this rank's parts and global ones) and places."""
         layout = [
-            [str(bucket.dtype), [[slot.name, list(slot.shape), slot.offset] for slot in bucket.slots]]
+            [
+                str(bucket.dtype),
+                [[s.name, list(s.shape), s.offset, list(s.whole), s.placement] for s in bucket.slots],
+            ]
             for bucket in self.buckets
         ]
         text = json.dumps([PLAN_VERSION, TALLY_FIELDS, layout], separators=(",", ":"))
@@ -124,8 +134,8 @@ def make_plan(model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Buc
             "the model has no trainable parameters",
             hint="build the model and set requires_grad before the Session is made",
         )
-    open_slots: dict[torch.dtype, list[tuple[str, tuple[int, ...], int]]] = {}
-    closed: list[tuple[torch.dtype, list[tuple[str, tuple[int, ...], int]]]] = []
+    open_slots: dict[torch.dtype, list[_Piece]] = {}
+    closed: list[tuple[torch.dtype, list[_Piece]]] = []
     for name, parameter in parameters.items():
         if parameter.dtype not in _GRADIENT_DTYPES:
             raise PlanMismatch(
@@ -133,23 +143,33 @@ def make_plan(model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Buc
                 hint="use float32, float64, bfloat16 or float16, or set requires_grad_(False)",
             )
         waiting = open_slots.setdefault(parameter.dtype, [])
-        size = parameter.numel() * parameter.dtype.itemsize
-        used = sum(count for _, _, count in waiting) * parameter.dtype.itemsize
+        part = local(parameter)
+        size = part.numel() * parameter.dtype.itemsize
+        used = sum(piece.count for piece in waiting) * parameter.dtype.itemsize
         if waiting and used + size > bucket_bytes:
             closed.append((parameter.dtype, waiting))
             waiting = open_slots[parameter.dtype] = []
-        waiting.append((name, tuple(parameter.shape), parameter.numel()))
+        waiting.append(_Piece(name, tuple(part.shape), part.numel(), tuple(parameter.shape), placement(parameter)))
     closed += [(dtype, waiting) for dtype, waiting in open_slots.items() if waiting]
     buckets = tuple(_lay_out(index, dtype, contents) for index, (dtype, contents) in enumerate(closed))
     return BucketPlan(buckets, Bucket(len(buckets), torch.float64, TALLY_FIELDS, ()))
 
 
-def _lay_out(index: int, dtype: torch.dtype, contents: list[tuple[str, tuple[int, ...], int]]) -> Bucket:
+@dataclass(frozen=True)
+class _Piece:
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    whole: tuple[int, ...]
+    placement: str
+
+
+def _lay_out(index: int, dtype: torch.dtype, contents: list[_Piece]) -> Bucket:
     slots: list[Slot] = []
     offset = 0
-    for name, shape, count in contents:
-        slots.append(Slot(name, shape, index, offset, count))
-        offset += count
+    for piece in contents:
+        slots.append(Slot(piece.name, piece.shape, index, offset, piece.count, piece.whole, piece.placement))
+        offset += piece.count
     return Bucket(index, dtype, offset, tuple(slots))
 
 

@@ -46,6 +46,7 @@ from ftar_core.training.feed import open_feed
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
+from ftar_core.training.lockstep import Do
 from ftar_core.training.plan import DEFAULT_BUCKET_BYTES, make_plan
 from ftar_core.training.shadow import Shadow
 from ftar_core.training.state import Stateful, check_transferable, parameters_digest, state_digest
@@ -53,7 +54,6 @@ from ftar_core.training.stepping import Leave, Stepper
 from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
-from ftar_core.wire.heartbeat import Phase
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -126,12 +126,13 @@ class Session:
         check_transferable(parts)
         self.plan = make_plan(model, self._options.bucket_bytes)
         self._taker = GradientTaker(model, self.plan, self._bucket_full)
-        self._journal = Journal(self._settings.journal, self._settings.replica)
+        self._journal = Journal(self._settings.journal, self._settings.replica, self._settings.rank)
         self._ledger = StepLedger(self._journal)
         self._wiring: Wiring | None = None
         self._stepper: Stepper | None = None
         self._shadow: Shadow | None = None
         self._turn: _Turn | None = None
+        self._contributes = False  # and will until it ends
         self._over: End | None = None
 
     # --- for the user's loop ---------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ class Session:
     @property
     def weight(self) -> float:
         """This replica's weight in the average of the step (1 at the beginning of each). Set it before backward, for
-        example to the number of tokens of the batch."""
+        example to the number of tokens of the batch; on all ranks of a replica to the same value."""
         return self._taker.weight
 
     @weight.setter
@@ -312,7 +313,7 @@ class Session:
             warm_ups=self._options.warm_up_steps,
             buffer_bytes=self._options.stream_buffer_bytes,
         )
-        log.info("%s: %s", self.replica, self.plan.describe())
+        log.info("%s: %s", self._wiring.name, self.plan.describe())
         self._journal.write("data", source.describe())
         self._wiring.start()
 
@@ -339,7 +340,9 @@ class Session:
                 return None
             place = exchange.place()
             self._report(place)
-            if place.role is Role.CONTRIBUTOR and stepper.applied == place.step - 1 and not place.stopping:
+            in_step = place.role is Role.CONTRIBUTOR and stepper.applied == place.step - 1
+            self._contributes = self._contributes and in_step
+            if self._contributes and not place.stopping:
                 shadow.contributing(place)
                 with self._leaving():
                     stepper.begin(place)
@@ -348,13 +351,14 @@ class Session:
                     self._turn = _Turn.TRAIN
                     return batch
                 self._finish_step(None, 0, weight=0.0)
-            elif place.role is Role.NEW or place.stopping:
-                self._w.phase(Phase.STARTUP, self.current_step)
+            elif place.stopping:
                 exchange.wait(1.0)
             else:
                 with self._leaving():
-                    warm_up = shadow.turn(place)
-                if warm_up:
+                    doing = shadow.turn(place)
+                if doing is Do.CONTRIBUTE:
+                    self._contributes = True
+                elif doing is Do.WARM_UP:
                     self._taker.begin(Mode.DISCARD)
                     self._turn = _Turn.WARM_UP
                     return stepper.applied
@@ -430,7 +434,7 @@ class Session:
         log.log(
             level,
             "%s ends after step %d (exit code %d): %s",
-            self.replica,
+            self._w.name,
             self.current_step - 1,
             end.exit_code,
             end.reason,

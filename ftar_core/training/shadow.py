@@ -1,4 +1,5 @@
-"""Turns of a replica that does not contribute yet: one piece of catching up, a warm-up, or a wait."""
+"""Turns of a replica that does not contribute yet: one piece of catching up, a warm-up, or a wait, the same on all of
+its ranks (lockstep.py)."""
 
 from __future__ import annotations
 
@@ -6,22 +7,25 @@ import logging
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from ftar_core.errors import StateMismatch
 from ftar_core.protocol.events import ShadowAt
-from ftar_core.training.catchup import CatchUp, Next
+from ftar_core.training.catchup import CatchUp
 from ftar_core.training.exchange import Place, Role
 from ftar_core.training.follow import Identity
+from ftar_core.training.lockstep import LOOK_S, Do, conclude
 from ftar_core.training.plan import BucketPlan
 from ftar_core.training.state import Stateful
 from ftar_core.training.stepping import Leave, Stepper
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
+from ftar_core.wire.team import Ballot
 
 log = logging.getLogger("ftar.session")
 
 JOIN_GRACE_S = 1.0  # a joining replica whose source changes rails; longer, and everybody waits for it
-LOOK_S = 0.2
 
 
 class Shadow:
@@ -58,31 +62,67 @@ class Shadow:
             self._wiring.post(ShadowAt(self._stepper.applied, place.last_commit_epoch, True, "contributing"))
             log.info("%s contributes from step %d on", self._wiring.settings.replica, place.step)
 
-    def turn(self, place: Place) -> bool:
-        """One piece of work, or a short wait. True: run a warm-up of the user's loop body. Raises Leave."""
-        exchange = self._wiring.exchange
+    def turn(self, place: Place) -> Do:
+        """One piece of work, or a short wait. WARM_UP: run the user's loop body once. CONTRIBUTE: begin the step that
+        `place` names, or a later look at it. Raises Leave."""
+        ballots = self._ballots(place)
+        if not ballots:
+            return Do.WAIT  # the end
+        doing = conclude(ballots)
+        try:
+            self._act(doing, place)
+        except StateMismatch as error:
+            raise Leave(str(error) + (f" ({error.hint})" if error.hint else ""), RankExit.REFUSED) from None
+        catch_up = self._catch_up
+        if catch_up is not None and catch_up.step >= 0:
+            self._stepper.applied, self._holds_state = catch_up.step, True
+        if doing in (Do.WAIT, Do.FOLLOW):
+            if catch_up is not None and place.role is Role.CONTRIBUTOR and not self._can_wait(catch_up):
+                text = f"lost the stream before step {place.step - 1} arrived ({catch_up.text})"
+                raise Leave(text, RankExit.RESTART)
+            self._wiring.exchange.wait(1.0 if place.role is Role.NEW else LOOK_S)
+        return doing
+
+    def _ballots(self, place: Place) -> tuple[Ballot, ...]:
+        """Of all ranks; empty if the replica ends."""
+        joins_at = place.step if place.role is Role.CONTRIBUTOR else 0
+        mine = Ballot(self._stepper.applied, joins_at=joins_at)
+        if place.role is Role.NEW:
+            self._wiring.phase(Phase.STARTUP, self._stepper.applied + 1)
+        elif place.role is Role.SHADOW or self._catch_up is not None or self._stepper.applied != place.step - 1:
+            catch_up = self._catching_up(place)
+            self._wiring.phase(Phase.CATCHUP, max(catch_up.step, 0))
+            mine = msgspec.structs.replace(catch_up.ballot(), joins_at=joins_at)
+        return self._wiring.agree(mine)
+
+    def _catching_up(self, place: Place) -> CatchUp:
         if self._catch_up is None:
             self._wiring.server.serve(False)
             self._catch_up = self._begin(place)
         catch_up = self._catch_up
-        joining = place.role is Role.CONTRIBUTOR
-        if not joining:
-            catch_up.set_sources(exchange.sources())
+        if place.role is not Role.CONTRIBUTOR:
+            catch_up.set_sources(self._wiring.exchange.sources())
         if catch_up.refused:
             raise Leave(catch_up.refused, RankExit.REFUSED)
-        self._wiring.phase(Phase.CATCHUP, max(catch_up.step, 0))
-        try:
-            doing = catch_up.advance(may_warm_up=not joining)
-        except StateMismatch as error:
-            raise Leave(str(error) + (f" ({error.hint})" if error.hint else ""), RankExit.REFUSED) from None
-        if catch_up.step >= 0:
-            self._stepper.applied, self._holds_state = catch_up.step, True
-        if doing is Next.WAIT:
-            if joining and not self._can_wait(catch_up):
-                text = f"lost the stream before step {place.step - 1} arrived ({catch_up.text})"
-                raise Leave(text, RankExit.RESTART)
-            exchange.wait(LOOK_S)
-        return doing is Next.WARM_UP
+        return catch_up
+
+    def _act(self, doing: Do, place: Place) -> None:
+        catch_up = self._catch_up
+        if catch_up is None:
+            return
+        if doing in (Do.LOAD, Do.REPLAY):
+            catch_up.apply_front()
+        elif doing is Do.WARM_UP:
+            catch_up.warm_up()
+        elif doing is Do.FOLLOW:
+            catch_up.follow()
+        elif doing is Do.WAIT:
+            catch_up.wait()
+        elif doing is Do.RESTART:
+            log.info("the ranks of %s hold different steps: all fetch anew", self._wiring.settings.replica)
+            self._warm_ups, self._holds_state = catch_up.warm_ups_left, False
+            catch_up.close()
+            self._catch_up = self._begin(place)
 
     def _can_wait(self, catch_up: CatchUp) -> bool:
         """Everybody waits for a replica that has joined: it may look for its stream for a moment only."""
@@ -97,7 +137,7 @@ class Shadow:
     def _begin(self, place: Place) -> CatchUp:
         settings, post = self._wiring.settings, self._wiring.post
         return CatchUp(
-            identity=Identity(settings.job, settings.token, settings.replica, self._wiring.incarnation),
+            identity=Identity(settings.job, settings.token, settings.replica, self._wiring.incarnation, settings.rank),
             plan=self._plan,
             rails=settings.rails,
             sources=self._wiring.exchange.sources(),

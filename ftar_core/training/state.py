@@ -7,6 +7,9 @@ both directions: bytes from the network can at worst describe a wrong tree, neve
 Rebuilding is exact: keys keep their type (optimizers use integers), tuples stay tuples, floats keep every bit, tensors
 their dtype. It is checked against this replica's own state before anything is overwritten, so that a state of another
 model is refused with the name of the first tensor that differs, and the model is left as it was.
+
+Of a sharded tensor (shards.py) this rank's part travels, with the global shape and the placement: rank i of a replica
+gets its state from rank i of another, and puts it into tensors of its own mesh.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 
 from ftar_core.errors import StateMismatch
 from ftar_core.training.plan import trainable
+from ftar_core.training.shards import around, is_sharded, local, placement
 
 MAX_DEPTH = 64
 MAX_TENSORS = 1_000_000
@@ -63,6 +67,14 @@ class TensorRef(Node, frozen=True):
     index: int
 
 
+class ShardRef(Node, frozen=True):
+    """A rank's part of a tensor: its number, the global shape, and how the whole is spread (shards.placement)."""
+
+    index: int
+    whole: tuple[int, ...]
+    placement: str
+
+
 class Sequence(Node, frozen=True):
     """kind: list | tuple | deque | set"""
 
@@ -78,7 +90,7 @@ class Table(Node, frozen=True):
     items: tuple[AnyNode, ...]
 
 
-AnyNode = Value | Raw | TensorRef | Sequence | Table
+AnyNode = Value | Raw | TensorRef | ShardRef | Sequence | Table
 
 
 class TensorInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -156,16 +168,20 @@ class _Encoder:
             hint="keep tensors, numbers, strings, lists and dicts in state_dict()",
         )
 
-    def _tensor(self, tensor: torch.Tensor, path: str) -> TensorRef:
+    def _tensor(self, whole: torch.Tensor, path: str) -> TensorRef | ShardRef:
+        tensor = local(whole)
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPES or tensor.layout is not torch.strided:
             raise StateMismatch(f"tensor {path}: {tensor.dtype} {tensor.layout} cannot be sent to another replica")
-        host = tensor.detach()
+        host = tensor
         if self._copy:
-            host = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(host)
+            host = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
         self.infos.append(TensorInfo(path, dtype, tuple(tensor.shape)))
         self.tensors.append(host)
-        return TensorRef(len(self.tensors) - 1)
+        index = len(self.tensors) - 1
+        if is_sharded(whole):
+            return ShardRef(index, tuple(whole.shape), placement(whole))
+        return TensorRef(index)
 
 
 def encode_state(parts: Mapping[str, Stateful]) -> EncodedState:
@@ -183,6 +199,15 @@ def _named(infos: list[TensorInfo]) -> tuple[TensorInfo, ...]:
 def check_transferable(parts: Mapping[str, Stateful]) -> None:
     """Raise StateMismatch now, at the start, rather than when the first replica wants to come back."""
     _Encoder(copy=False).encode({name: part.state_dict() for name, part in parts.items()}, "")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A fetched part that has not been put into a tensor of this replica's mesh yet."""
+
+    part: torch.Tensor
+    whole: tuple[int, ...]
+    placement: str
 
 
 def decode_tree(state: EncodedState) -> dict[str, object]:
@@ -206,6 +231,10 @@ def _decode(node: AnyNode, tensors: tuple[torch.Tensor, ...], depth: int) -> obj
         if not 0 <= node.index < len(tensors):
             raise StateMismatch(f"the fetched state names tensor {node.index} of {len(tensors)}")
         return tensors[node.index]
+    if isinstance(node, ShardRef):
+        if not 0 <= node.index < len(tensors):
+            raise StateMismatch(f"the fetched state names tensor {node.index} of {len(tensors)}")
+        return Shard(tensors[node.index], node.whole, node.placement)
     items = [_decode(item, tensors, depth + 1) for item in node.items]
     if isinstance(node, Table):
         if len(node.keys) != len(items):
@@ -224,6 +253,7 @@ def load_state(parts: Mapping[str, Stateful], state: EncodedState) -> None:
     tree = decode_tree(state)
     if set(tree) != set(parts):
         raise StateMismatch(f"the fetched state is of {sorted(tree)}, this replica has {sorted(parts)}")
+    tree = {name: _assemble(part, tree[name], name) for name, part in parts.items()}
     _check_model(parts["model"].state_dict(), tree["model"])
     for name, part in parts.items():
         values = tree[name]
@@ -235,6 +265,53 @@ def load_state(parts: Mapping[str, Stateful], state: EncodedState) -> None:
             raise StateMismatch(f"the fetched state of {name} does not fit: {error}") from None
         if isinstance(part, torch.optim.Optimizer):
             _keep_dtypes(part, values)
+
+
+def _assemble(part: Stateful, fetched: object, name: str) -> object:
+    """Fetched shards as tensors of this replica's mesh. What a shard belongs to is known from this rank's own state at
+    the same place, or, in an optimizer that has none yet, from the parameter."""
+    owners: dict[int, torch.Tensor] = {}
+    if isinstance(part, torch.optim.Optimizer):
+        owners = dict(enumerate(p for group in part.param_groups for p in group["params"]))
+    return _put_in(fetched, part.state_dict(), name, owners)
+
+
+def _put_in(value: object, mine: object, path: str, owners: Mapping[int, torch.Tensor]) -> object:
+    if isinstance(value, Shard):
+        if not isinstance(mine, torch.Tensor) or not is_sharded(mine):
+            raise StateMismatch(
+                f"tensor {path}: a part of a sharded tensor, which this replica does not have", hint=_HINT
+            )
+        here = (tuple(mine.shape), placement(mine), tuple(local(mine).shape))
+        there = (value.whole, value.placement, tuple(value.part.shape))
+        if here != there:
+            text = [f"{part} of {whole}, {spread}" for whole, spread, part in (here, there)]
+            raise StateMismatch(f"tensor {path}: {text[0]} here, {text[1]} in the fetched state", hint=_HINT)
+        return around(value.part.to(local(mine).device), mine)
+    if isinstance(value, dict):
+        table = {
+            key: _put_in(item, _below(mine, key, path, owners), f"{path}.{key}", owners) for key, item in value.items()
+        }
+        return Counter(table) if isinstance(value, Counter) else table
+    if isinstance(value, list | tuple | deque):
+        mates = (
+            list(mine) if isinstance(mine, list | tuple | deque) and len(mine) == len(value) else [None] * len(value)
+        )
+        items = [
+            _put_in(item, mate, f"{path}[{n}]", owners) for n, (item, mate) in enumerate(zip(value, mates, strict=True))
+        ]
+        return type(value)(items)
+    return value
+
+
+def _below(mine: object, key: object, path: str, owners: Mapping[int, torch.Tensor]) -> object:
+    if isinstance(mine, Mapping) and key in mine:
+        return mine[key]
+    # optimizer.state.<number of the parameter>.<name>: not there before the first step
+    head, _, number = path.rpartition(".")
+    if owners and head.endswith(".state") and number.isdigit():
+        return owners.get(int(number))
+    return None
 
 
 def _check_model(mine: Mapping[str, object], fetched: object) -> None:
@@ -290,11 +367,12 @@ def empty_tensor(info: TensorInfo) -> torch.Tensor:
 
 
 def parameters_digest(model: torch.nn.Module) -> str:
-    """SHA-256 (hex) over all parameters in canonical order, names included: equal only for bit-identical models."""
+    """SHA-256 (hex) over all parameters in canonical order, names included: equal only for bit-identical models. Of a
+    sharded model, over this rank's parts."""
     digest = hashlib.sha256()
     for name, parameter in trainable(model).items():
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-        digest.update(raw_bytes(parameter.detach().cpu().contiguous()))
+        digest.update(raw_bytes(local(parameter).cpu().contiguous()))
     return digest.hexdigest()
 
 

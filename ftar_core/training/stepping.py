@@ -143,6 +143,7 @@ class Stepper:
             loss=loss if loss is not None and math.isfinite(loss) else None,
             step_ms=(time.monotonic() - self._began) * 1000.0,
             produced_at=produced,
+            weight=self._taker.total_weight,
         )
         told = self._exchange.take_reduced(epoch, lambda: self._wiring.post(event))
         if told:

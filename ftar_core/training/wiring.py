@@ -1,5 +1,5 @@
-"""Everything of a rank that is not the training thread: the native engine, the member's control loop, heartbeats,
-reports.
+"""Everything of a rank that is not the training thread: the native engine, the control loop (the member's own, or the
+one that rank 0 and the other ranks of a replica share), heartbeats, reports.
 
 `Wiring` is the control loop's delegate. It translates and passes on; decisions are the member machine's, the training
 state is the session's, what must be atomic is in `exchange`."""
@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -21,16 +21,22 @@ from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
 from ftar_core.protocol.events import MemberEvent, PeerUnreachable, RingReady
 from ftar_core.protocol.member import Member as MemberMachine
 from ftar_core.runtime.connection import MemberRuntime
+from ftar_core.runtime.follower import TeamFollower
+from ftar_core.runtime.leader import TeamLeader
 from ftar_core.runtime.settings import Settings
+from ftar_core.runtime.team import RankFacts
+from ftar_core.training import rendezvous
 from ftar_core.training.exchange import Exchange
 from ftar_core.training.journal import Journal
+from ftar_core.training.lockstep import Agreement
 from ftar_core.training.plan import BucketPlan
 from ftar_core.training.reporting import Reporter
 from ftar_core.training.transfer import StateServer
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId, epoch_key
-from ftar_core.wire.messages import Deal, Endpoint, EpochInfo, RailNotice, RankInfo
+from ftar_core.wire.messages import Deal, Endpoint, EpochInfo, Message, RailNotice, RankInfo
+from ftar_core.wire.team import Ballot
 
 if TYPE_CHECKING:
     from ftar_core.native._core import Event, Options
@@ -38,6 +44,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("ftar.session")
 EPOCHS_KEPT = 32
 VERDICT_S = 1.0  # a dead process is known to the coordinator in 0.2 s, a silent one of the lab in 0.5 s
+# A replica of several ranks that is broken: its training threads may sit in collectives that will never complete.
+BROKEN_GRACE_S = 1.0
+
+
+class RankRuntime(Protocol):
+    """The control loop of this rank: the member's own (one rank a replica), the leader's, or that of another rank."""
+
+    def start(self) -> None: ...
+    def post(self, event: MemberEvent) -> None: ...
+    def tell(self, message: Message) -> None: ...
+    def close(self) -> None: ...
 
 
 class Wiring:
@@ -79,6 +96,7 @@ class Wiring:
             retained=retained,
             reduced=reduced,
             on_progress=self._progressed,
+            rank=settings.rank,
         )
         self.server = StateServer(
             job=settings.job,
@@ -88,30 +106,56 @@ class Wiring:
             on_request=self.exchange.poke,
             buffer_bytes=stream_buffer_bytes,
         )
-        self._ranks = (
-            RankInfo(
-                rank=settings.rank,
-                node=settings.node,
-                links=tuple(Endpoint(rail=r, addr=a, port=p) for r, a, p in self.engine.endpoints()),
-                state=self.server.endpoints,
-            ),
+        self._info = RankInfo(
+            rank=settings.rank,
+            node=settings.node,
+            links=tuple(Endpoint(rail=r, addr=a, port=p) for r, a, p in self.engine.endpoints()),
+            state=self.server.endpoints,
         )
         self.reporter = Reporter(settings, self.engine.links)
-        self.runtime = MemberRuntime(
-            settings,
-            self,
-            MemberMachine(
-                settings.job,
-                settings.replica,
-                time.monotonic(),
-                settings.coordinator_wait_s,
-                state_digest,
-                start=begin,
-            ),
-            extra=[(self.engine.event_fd(), self._engine_events)],
-        )
+        self._agreement: Agreement | None = None
+        self.runtime: RankRuntime = self._make_runtime(state_digest, begin)
+
+    def _make_runtime(self, state_digest: str, begin: Deal) -> RankRuntime:
+        settings = self.settings
+        extra = [(self.engine.event_fd(), self._engine_events)]
+
+        def machine(digest: str) -> MemberMachine:
+            now = time.monotonic()
+            return MemberMachine(settings.job, settings.replica, now, settings.coordinator_wait_s, digest, begin)
+
+        if settings.world_size == 1:
+            return MemberRuntime(settings, self, machine(state_digest), extra=extra)
+        facts = RankFacts(self._plan.hash, state_digest, self._last_step)
+        team: TeamLeader | TeamFollower
+        if settings.rank == 0:
+            team = TeamLeader(
+                settings,
+                self,
+                machine,
+                info=self._info,
+                facts=facts,
+                publish=lambda address: rendezvous.publish(settings, address),
+                extra=extra,
+            )
+        else:
+            find = lambda: rendezvous.find(settings)  # noqa: E731
+            team = TeamFollower(settings, self, info=self._info, facts=facts, find=find, extra=extra)
+        self._agreement = Agreement(team.vote, lambda: self.exchange.ended() is not None)
+        return team
+
+    def agree(self, mine: Ballot) -> tuple[Ballot, ...]:
+        """The ballots of all ranks of the replica, once all have voted; empty if the replica ends instead."""
+        return (mine,) if self._agreement is None else self._agreement.reach(mine)
+
+    @property
+    def name(self) -> str:
+        """For logs: the replica, and the rank where there are several."""
+        settings = self.settings
+        return settings.replica if settings.world_size == 1 else f"{settings.replica}/{settings.rank}"
 
     def start(self) -> None:
+        """Returns when all ranks of the replica are connected. Raises SettingsError."""
         self.reporter.start()
         self.runtime.start()
 
@@ -146,7 +190,7 @@ class Wiring:
     # --- MemberDelegate, called in the control loop's thread -------------------------------------------------------
 
     def describe(self) -> tuple[tuple[RankInfo, ...], str, int]:
-        return self._ranks, self._plan.hash, self._last_step
+        return (self._info,), self._plan.hash, self._last_step
 
     def welcomed(
         self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int
@@ -202,25 +246,39 @@ class Wiring:
         self.exchange.follow_sources(order)
 
     def waiting(self, reason: str) -> None:
-        log.warning("%s waits: %s", self.settings.replica, reason)
+        log.warning("%s waits: %s", self.name, reason)
         self.exchange.holding(reason)
         self.reporter.update(state="blocked")
 
     def end(self, exit_code: int, reason: str) -> None:
         self.exchange.end(exit_code, reason)
+        if self._agreement is not None:
+            self._agreement.wake()
         if exit_code != RankExit.FINISHED:
-            threading.Thread(target=self._exit_anyway, args=(exit_code, reason), daemon=True).start()
+            broken = self.settings.world_size > 1 and exit_code == RankExit.RESTART
+            grace_s = min(self._end_grace_s, BROKEN_GRACE_S) if broken else self._end_grace_s
+            threading.Thread(target=self._exit_anyway, args=(exit_code, reason, grace_s), daemon=True).start()
 
-    def _exit_anyway(self, exit_code: int, reason: str) -> None:
-        if not self._end_noticed.wait(self._end_grace_s):
+    def _exit_anyway(self, exit_code: int, reason: str, grace_s: float) -> None:
+        if not self._end_noticed.wait(grace_s):
             log.critical(
                 "%s: %s; the training thread did not notice within %g s, so the process ends here",
-                self.settings.replica,
+                self.name,
                 reason,
-                self._end_grace_s,
+                grace_s,
             )
             logging.shutdown()
             os._exit(exit_code)
+
+    # --- RankDelegate, of a replica of several ranks
+
+    def called(self, number: int) -> None:
+        """The other ranks wait for this one's ballot."""
+        self.exchange.poke()
+
+    def agreed(self, number: int, ballots: tuple[Ballot, ...]) -> None:
+        if self._agreement is not None:
+            self._agreement.agreed(number, ballots)
 
     # --- the native core -------------------------------------------------------------------------------------------
 
@@ -295,7 +353,7 @@ class Wiring:
         self.runtime.tell(RailNotice(peer=peer, rail=rail, state=state, reason=reason, rank=self.settings.rank))
 
     def _remember(self, epoch: EpochId) -> None:
-        self._epochs[epoch_key(self.settings.job, epoch)] = epoch
+        self._epochs[epoch_key(self.settings.job, epoch, self.settings.rank)] = epoch
         while len(self._epochs) > EPOCHS_KEPT:
             del self._epochs[next(iter(self._epochs))]
 

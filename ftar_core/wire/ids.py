@@ -39,7 +39,10 @@ NO_TERM = Term(0, "")
 NO_EPOCH = EpochId(NO_TERM, 0)
 
 
-def epoch_key(job: str, epoch: EpochId) -> bytes:
-    """The 16 bytes by which data links name an epoch: equal on both ends only for the same job, term and epoch."""
+def epoch_key(job: str, epoch: EpochId, rank: int = 0) -> bytes:
+    """The 16 bytes by which data links name an epoch of ring `rank`: equal on both ends only for the same job, term,
+    epoch and rank."""
     text = f"{job}\0{epoch.term.number}\0{epoch.term.coordinator}\0{epoch.number}"
+    if rank:
+        text += f"\0{rank}"
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,13 +19,14 @@ import pytest
 
 from ftar_core.wire.operator import OperatorClient
 
+from . import sharded
 from .trainer import Recipe, run
 
 TOKEN, OPERATOR_TOKEN = "training-test-token-1", "training-test-operator-token"
 DEADLINE_S = 45.0
 FORKS = multiprocessing.get_context("forkserver")
 # An optimizer imports torch._dynamo when the first one is made: seconds, in every replica.
-FORKS.set_forkserver_preload(["ftar_core.training.session", "torch._dynamo"])
+FORKS.set_forkserver_preload(["ftar_core.training.session", "torch._dynamo", "torch.distributed.fsdp"])
 
 Line = dict[str, Any]
 
@@ -35,6 +37,12 @@ def until(condition: Callable[[], object], what: Callable[[], str] | str) -> Non
         text = what if isinstance(what, str) else what()
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {text}"
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Job:
@@ -107,6 +115,25 @@ class Job:
             process.start()
             self.adopt(name, process)
 
+    def start_team(
+        self, *names: str, ranks: int = 2, environment: dict[str, str] | None = None, **options: Any
+    ) -> None:
+        """Replicas of several ranks: processes NAME/0, NAME/1. `options` are fields of ShardedRecipe."""
+        for name in names:
+            port = free_port()
+            for rank in range(ranks):
+                settings = {
+                    **self.environment(name),
+                    **{"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)},
+                    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+                    **(environment or {}),
+                }
+                log = self.path / f"{name}.{rank}.log"
+                recipe = sharded.ShardedRecipe(replica=name, environment=settings, log=log, **options)
+                process = FORKS.Process(target=sharded.run, args=(recipe,), name=f"{name}/{rank}")
+                process.start()
+                self.adopt(f"{name}/{rank}", process)
+
     def adopt(self, name: str, process: BaseProcess) -> None:
         self.replicas[name] = process
         self._everything.append(process)
@@ -141,7 +168,11 @@ class Job:
         return "\n".join(texts)
 
     def lines(self, name: str, kind: str) -> list[Line]:
-        path = self.journals / f"{name}.jsonl"
+        """`name`: a replica (the journal of its rank 0), or REPLICA/RANK."""
+        replica, _, rank = name.partition("/")
+        path = self.journals / f"{replica}.jsonl"
+        if rank and rank != "0":
+            path = self.journals / "ranks" / f"{replica}.{rank}.jsonl"
         if not path.exists():
             return []
         found: list[Line] = []

@@ -1,0 +1,443 @@
+"""Rank 0 of a replica of several: the member's control loop, its orders fanned out to all ranks.
+
+`TeamLeader` stands where a replica of one rank has its `MemberRuntime`, and contains one. It is that runtime's
+delegate: each order goes to the other ranks first and then to this one, all in the loop's thread, so that every rank
+carries out the same orders in the same sequence. Reports come back through the pure machine in team.py.
+
+The job begins when all ranks are here: `start` blocks until then, as `init_process_group` does. After that nobody
+listens any more. A connection that breaks is a rank that is gone, and the replica ends with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ftar_core.errors import SettingsError
+from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
+from ftar_core.protocol.events import MemberEvent
+from ftar_core.runtime.channel import Channel
+from ftar_core.runtime.connection import MemberMachine, MemberRuntime
+from ftar_core.runtime.settings import Settings
+from ftar_core.runtime.team import RankFacts, Team, event_of, joint_hash, misfit
+from ftar_core.wire.address import Address
+from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, nonce, prove, proved
+from ftar_core.wire.ids import EpochId
+from ftar_core.wire.messages import EpochInfo, Message, RailNotice, RankInfo
+from ftar_core.wire.team import (
+    PURPOSE_HELLO,
+    PURPOSE_REFUSED,
+    PURPOSE_WELCOME,
+    TEAM_VERSION,
+    Agreed,
+    Ballot,
+    Call,
+    CommitOrder,
+    DiscardOrder,
+    EndOrder,
+    EnterOrder,
+    FollowOrder,
+    PrepareOrder,
+    RankHello,
+    TeamChallenge,
+    TeamRefused,
+    TeamWelcome,
+    ToLeader,
+    Vote,
+    WaitOrder,
+    Welcomed,
+    to_leader,
+)
+
+log = logging.getLogger("ftar.team")
+
+ASSEMBLE_S = 300.0  # for all ranks to come; they are started together, but each imports and builds its model
+STRANGER_S = 3.0
+MAX_STRANGERS = 32
+SLOW_S = 10.0  # then it is said for whom the replica waits
+FAREWELL_S = 1.0
+
+
+class RankDelegate(Protocol):
+    """What a rank's session does for its replica. As MemberDelegate: called in the control loop's thread."""
+
+    def welcomed(
+        self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int
+    ) -> None: ...
+    def prepare_ring(self, epoch: EpochInfo) -> None: ...
+    def discard_ring(self, epoch: EpochId) -> None: ...
+    def enter_epoch(self, order: EnterEpoch) -> None: ...
+    def apply_commit(self, order: ApplyCommit) -> None: ...
+    def follow_sources(self, order: FollowSources) -> None: ...
+    def waiting(self, reason: str) -> None: ...
+    def end(self, exit_code: int, reason: str) -> None: ...
+    def called(self, number: int) -> None:
+        """The others wait for this rank's vote."""
+
+    def agreed(self, number: int, ballots: tuple[Ballot, ...]) -> None: ...
+
+
+@dataclass
+class _Stranger:
+    channel: Channel[ToLeader]
+    nonce: bytes
+    since: float
+
+
+@dataclass
+class _Rank:
+    channel: Channel[ToLeader]
+    hello: RankHello
+    gone: bool = False
+
+
+class TeamLeader:
+    """`publish` tells the other ranks the address at which this one listens. `machine` makes the member machine from
+    the hash of the initial state of all ranks. `extra` as for MemberRuntime.
+
+    Raises SettingsError from `start` for ranks that do not come, or do not fit together."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        delegate: RankDelegate,
+        machine: Callable[[str], MemberMachine],
+        *,
+        info: RankInfo,
+        facts: RankFacts,
+        publish: Callable[[Address], None],
+        extra: Sequence[tuple[int, Callable[[], None]]] = (),
+    ) -> None:
+        self._settings, self._delegate, self._machine = settings, delegate, machine
+        self._info, self._facts = info, facts
+        self._publish = publish
+        self._extra = extra
+        self._selector = selectors.DefaultSelector()
+        self._team = Team(settings.world_size)
+        self._ranks: dict[int, _Rank] = {}
+        self._strangers: list[_Stranger] = []
+        self._runtime: MemberRuntime | None = None
+        self._misfit = ""
+        self._ended = False
+
+    # --- for the session, from any thread ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        listener, address = listen(self._settings)
+        try:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ, lambda _mask: self._accept(listener))
+            self._publish(address)
+            self._assemble()
+        finally:
+            self._selector.unregister(listener)
+            listener.close()
+            for stranger in list(self._strangers):
+                self._drop_stranger(stranger)
+        states = [self._facts.state, *(self._ranks[rank].hello.state for rank in sorted(self._ranks))]
+        self._runtime = MemberRuntime(
+            self._settings,
+            self,
+            self._machine(joint_hash(states) if all(states) else ""),
+            extra=[*self._extra, (self._selector.fileno(), self._turn)],
+        )
+        self._runtime.start()
+
+    def post(self, event: MemberEvent) -> None:
+        """What this rank has to report."""
+        if self._runtime is not None:
+            self._runtime.call(lambda: self._heard(0, event))
+
+    def tell(self, message: Message) -> None:
+        if self._runtime is not None:
+            self._runtime.tell(message)
+
+    def vote(self, number: int, ballot: Ballot) -> None:
+        if self._runtime is not None:
+            self._runtime.call(lambda: self._voted(0, number, ballot))
+
+    def close(self) -> None:
+        if self._runtime is not None:
+            self._runtime.close()
+        for rank in self._ranks.values():
+            if not rank.gone and rank.channel.pending_bytes:
+                rank.channel.sock.settimeout(FAREWELL_S)
+                rank.channel.flush()
+            rank.channel.close()
+        self._selector.close()
+
+    # --- the ranks come ---------------------------------------------------------------------------------------------
+
+    def _assemble(self) -> None:
+        began = time.monotonic()
+        say_at = began + SLOW_S
+        while len(self._ranks) < self._settings.world_size - 1:
+            now = time.monotonic()
+            missing = [str(r) for r in range(1, self._settings.world_size) if r not in self._ranks]
+            absent = f"rank {', '.join(missing[:8])} of {self._settings.replica}"
+            if self._misfit:
+                raise SettingsError(self._misfit, hint="start all ranks of a replica with the same script and options")
+            if now - began > ASSEMBLE_S:
+                raise SettingsError(
+                    f"{absent} did not connect within {ASSEMBLE_S:g} s",
+                    hint=f"start {self._settings.world_size} ranks (WORLD_SIZE), and look at their logs",
+                )
+            if now >= say_at:
+                say_at = now + SLOW_S
+                log.warning("%s waits for %s", self._settings.replica, absent)
+            for stranger in [s for s in self._strangers if now - s.since > STRANGER_S]:
+                self._drop_stranger(stranger)
+            for key, mask in self._selector.select(0.2):
+                key.data(mask)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._drop_stranger(self._strangers[0])
+        try:
+            channel: Channel[ToLeader] = Channel(sock, FrameParser(to_leader))
+        except OSError:
+            sock.close()  # gone again already
+            return
+        stranger = _Stranger(channel, nonce(), time.monotonic())
+        self._strangers.append(stranger)
+        self._selector.register(sock, selectors.EVENT_READ, lambda _mask: self._greet(stranger))
+        channel.send(TeamChallenge(job=self._settings.job, replica=self._settings.replica, nonce=stranger.nonce))
+
+    def _greet(self, stranger: _Stranger) -> None:
+        messages = stranger.channel.receive()
+        if messages:
+            hello = messages[0]
+            if len(messages) == 1 and isinstance(hello, RankHello) and self._knows_token(stranger, hello):
+                self._admit(stranger, hello)
+                return
+            self._drop_stranger(stranger)
+        elif stranger.channel.broken:
+            self._drop_stranger(stranger)
+
+    def _knows_token(self, stranger: _Stranger, hello: RankHello) -> bool:
+        return proved(self._settings.token, PURPOSE_HELLO, self._settings.job, stranger.nonce, hello.proof)
+
+    def _admit(self, stranger: _Stranger, hello: RankHello) -> None:
+        settings, rank = self._settings, hello.info.rank
+        theirs = RankFacts(hello.plan, hello.state, hello.last_step)
+        unfit = ""
+        if hello.version != TEAM_VERSION:
+            unfit = f"another version of ftctl (protocol {hello.version}, here {TEAM_VERSION})"
+        elif (hello.job, hello.replica) != (settings.job, settings.replica):
+            mine = f"{settings.job}/{settings.replica}"
+            unfit = f"this is the leader of {mine}, not of {hello.job}/{hello.replica}"
+        elif hello.world_size != settings.world_size:
+            unfit = f"rank {rank} has WORLD_SIZE={hello.world_size}, rank 0 has {settings.world_size}"
+        elif not 0 < rank < settings.world_size:
+            unfit = f"rank {rank} is not one of 1 to {settings.world_size - 1}"
+        else:
+            unfit = self._misfit = misfit(self._facts, theirs, rank)
+        channel = stranger.channel
+        if unfit:
+            proof = prove(settings.token, PURPOSE_REFUSED, settings.job, hello.nonce)
+            channel.send(TeamRefused(reason=unfit, hint="start all ranks of a replica alike", proof=proof))
+            self._drop_stranger(stranger)
+            return
+        self._strangers.remove(stranger)
+        older = self._ranks.pop(rank, None)
+        if older is not None:  # its first connection broke, or two processes have one number: the later one counts
+            self._selector.unregister(older.channel.sock)
+            older.channel.close()
+        channel.parser.limit = FRAME_LIMIT
+        self._ranks[rank] = _Rank(channel, hello)
+        self._selector.modify(channel.sock, selectors.EVENT_READ, lambda mask: self._ready(rank, mask))
+        channel.send(TeamWelcome(proof=prove(settings.token, PURPOSE_WELCOME, settings.job, hello.nonce)))
+
+    def _drop_stranger(self, stranger: _Stranger) -> None:
+        self._strangers.remove(stranger)
+        self._selector.unregister(stranger.channel.sock)
+        stranger.channel.close()
+
+    # --- what the ranks say, in the loop's thread (before that, in `start`) ------------------------------------------
+
+    def _turn(self) -> None:
+        for key, mask in self._selector.select(0):
+            key.data(mask)
+
+    def _ready(self, number: int, mask: int) -> None:
+        rank = self._ranks.get(number)
+        if rank is None or rank.gone:
+            return
+        if mask & selectors.EVENT_WRITE:
+            rank.channel.flush()
+            self._watch(number, rank)
+        if mask & selectors.EVENT_READ:
+            for message in rank.channel.receive():
+                self._arrived(number, message)
+        if rank.channel.broken:
+            self._lost(number, rank)
+
+    def _arrived(self, number: int, message: ToLeader) -> None:
+        match message:
+            case Vote(round, ballot):
+                self._voted(number, round, ballot)
+            case RailNotice():
+                self.tell(message)
+            case RankHello():
+                self._ranks[number].channel.broken = "a second hello"
+            case _:
+                self._heard(number, event_of(message))
+
+    def _heard(self, number: int, event: MemberEvent) -> None:
+        runtime = self._runtime
+        if runtime is not None:
+            for told in self._team.heard(number, event):
+                runtime.post(told)
+
+    def _voted(self, number: int, round_: int, ballot: Ballot) -> None:
+        answer = self._team.voted(number, round_, ballot)
+        if isinstance(answer, Agreed):
+            self._order(answer)
+            self._delegate.agreed(answer.round, answer.ballots)
+        elif isinstance(answer, Call):
+            self._order(answer)
+            self._delegate.called(answer.round)
+
+    def _lost(self, number: int, rank: _Rank) -> None:
+        rank.gone = True
+        self._selector.unregister(rank.channel.sock)
+        why = rank.channel.broken
+        rank.channel.close()
+        if self._ended:
+            return
+        if self._runtime is None:  # it may come again: the job has not begun
+            del self._ranks[number]
+            return
+        log.warning("%s: rank %d is gone: %s", self._settings.replica, number, why)
+        for told in self._team.lost(number, why):
+            self._runtime.post(told)
+
+    # --- orders to the ranks ----------------------------------------------------------------------------------------
+
+    def _order(self, message: Message) -> None:
+        for number, rank in self._ranks.items():
+            if not rank.gone:
+                rank.channel.send(message)
+                self._watch(number, rank)
+
+    def _watch(self, number: int, rank: _Rank) -> None:
+        if rank.channel.broken:
+            if self._runtime is not None:  # later, not in the middle of the machine's effects
+                self._runtime.call(lambda: None if rank.gone else self._lost(number, rank))
+            return
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.channel.pending_bytes else 0)
+        if self._selector.get_key(rank.channel.sock).events != mask:
+            self._selector.modify(rank.channel.sock, mask, lambda ready: self._ready(number, ready))
+
+    # --- MemberDelegate ---------------------------------------------------------------------------------------------
+
+    def describe(self) -> tuple[tuple[RankInfo, ...], str, int]:
+        hellos = [self._ranks[rank].hello for rank in sorted(self._ranks)]
+        plan = joint_hash([self._facts.plan, *(hello.plan for hello in hellos)])
+        return (self._info, *(hello.info for hello in hellos)), plan, self._facts.last_step
+
+    def welcomed(
+        self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int
+    ) -> None:
+        self._order(
+            Welcomed(
+                cookie=cookie,
+                host=heartbeat_host,
+                port=heartbeat_port,
+                interval_ms=interval_ms,
+                incarnation=incarnation,
+            )
+        )
+        self._delegate.welcomed(cookie, heartbeat_host, heartbeat_port, interval_ms, incarnation)
+
+    def prepare_ring(self, epoch: EpochInfo) -> None:
+        self._team.prepared(epoch.id)
+        self._order(PrepareOrder(epoch=epoch))
+        self._delegate.prepare_ring(epoch)
+
+    def discard_ring(self, epoch: EpochId) -> None:
+        self._team.discarded(epoch)
+        self._order(DiscardOrder(epoch=epoch))
+        self._delegate.discard_ring(epoch)
+
+    def enter_epoch(self, order: EnterEpoch) -> None:
+        self._team.entered(order.epoch.id, order.step)
+        self._order(
+            EnterOrder(
+                epoch=order.epoch,
+                step=order.step,
+                deal=order.deal,
+                retry=order.retry,
+                last_commit_epoch=order.last_commit_epoch,
+            )
+        )
+        self._delegate.enter_epoch(order)
+
+    def apply_commit(self, order: ApplyCommit) -> None:
+        self._team.committed(order.commit.step)
+        self._order(CommitOrder(commit=order.commit))
+        self._delegate.apply_commit(order)
+
+    def follow_sources(self, order: FollowSources) -> None:
+        self._order(FollowOrder(sources=order.sources))
+        self._delegate.follow_sources(order)
+
+    def waiting(self, reason: str) -> None:
+        self._order(WaitOrder(reason=reason))
+        self._delegate.waiting(reason)
+
+    def end(self, exit_code: int, reason: str) -> None:
+        self._ended = True
+        self._order(EndOrder(exit_code=exit_code, reason=reason))
+        self._delegate.end(exit_code, reason)
+
+
+def listen(settings: Settings) -> tuple[socket.socket, Address]:
+    """Where the leader listens, and the address for the other ranks: FTAR_LEADER if it is set; else MASTER_ADDR, which
+    is rank 0's host, with a port of the kernel's choice; else the first rail. Raises SettingsError."""
+    places: list[tuple[str, int, str]] = []  # bind host, port, host to tell
+    if settings.leader is not None:
+        places.append((settings.leader.host, settings.leader.port, settings.leader.host))
+    else:
+        if settings.master is not None:
+            # A name may mean a loopback address here and another one elsewhere.
+            bound = settings.master.host if _is_number(settings.master.host) else ""
+            places.append((bound, 0, settings.master.host))
+        places.append((settings.rails[0].address, 0, settings.rails[0].address))
+    problem = ""
+    for host, port, told in places:
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.listen(MAX_STRANGERS)
+            return sock, Address(told, sock.getsockname()[1])
+        except OSError as error:
+            sock.close()
+            problem = f"{Address(host, port)}: {error.strerror or error}"
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+                break
+    raise SettingsError(
+        f"rank 0 cannot listen for the other ranks of {settings.replica}: {problem}",
+        hint="correct MASTER_ADDR, or set FTAR_LEADER=HOST:PORT (an address of rank 0) for all ranks",
+    )
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,67 @@
+"""Sharded tensors (`DTensor`): this rank's part, and a tensor of the same kind around another part.
+
+FSDP2 and tensor parallelism keep each parameter as a DTensor: a global shape, a mesh of ranks, a placement, and the
+local part of this rank, which may be empty. Rings and transfers move local parts only; rank i of every replica holds
+the same part, since all replicas are built alike (the plan's hash and every fetched state are checked for it).
+
+DTensor is not imported here: that costs a second, and a program that has not done so itself has no such tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+_MODULE = "torch.distributed.tensor"
+
+
+def is_sharded(tensor: object) -> bool:
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, sharing memory, detached; a plain tensor is its own part."""
+    tensor = tensor.detach()
+    if not is_sharded(tensor):
+        return tensor
+    part: torch.Tensor = _any(tensor).to_local()
+    return part
+
+
+def local_gradient(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a gradient, laid out as its parameter is (a partial sum over ranks is summed first, which is
+    a collective)."""
+    if is_sharded(gradient) and is_sharded(parameter) and _any(gradient).placements != _any(parameter).placements:
+        gradient = _any(gradient.detach()).redistribute(placements=_any(parameter).placements)
+    return local(gradient)
+
+
+def placement(tensor: torch.Tensor) -> str:
+    """How it is spread over the ranks, for comparison between replicas; empty for a plain tensor."""
+    if not is_sharded(tensor):
+        return ""
+    return f"{tuple(_any(tensor).placements)} over {tuple(_any(tensor).device_mesh.shape)}"
+
+
+def around(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`part` as a tensor of the kind of `like`, whose local part has that shape. Shares memory."""
+    if not is_sharded(like):
+        return part
+    template = _any(like)
+    made: torch.Tensor = type(template).from_local(
+        part,
+        template.device_mesh,
+        template.placements,
+        run_check=False,
+        shape=template.shape,
+        stride=template.stride(),
+    )
+    return made
+
+
+def _any(tensor: torch.Tensor) -> Any:
+    """DTensor's own attributes, unknown to the type of a plain tensor."""
+    return tensor

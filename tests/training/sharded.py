@@ -1,0 +1,105 @@
+"""One rank of a replica of several: a small network sharded by FSDP2 over gloo, clipped by its global norm.
+
+Runs in a child of multiprocessing's fork server, which has torch imported already (trainer.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import ftar_core
+from ftar_core.native import core
+from ftar_core.training.session import TrainingOptions
+
+from .trainer import FEATURES, SAMPLES, data
+
+MAX_NORM = 0.5
+
+
+@dataclass
+class ShardedRecipe:
+    """How one rank trains. Times in ms."""
+
+    replica: str
+    environment: dict[str, str]
+    log: Path
+    steps: int = 30
+    step_ms: float = 10.0
+    width: int = 5  # odd: the ranks' shards differ in size, and one of them is empty
+    batch_size: int = 4
+    odd_weight_on: int = -1  # a rank that says another weight than the others
+    fail_update_at: int = 0
+    sharded: bool = True
+
+
+def model_of(width: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def run(recipe: ShardedRecipe) -> None:
+    with recipe.log.open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
+    os.environ.update(recipe.environment)
+    torch.set_num_threads(1)
+    try:
+        train(recipe)
+    except ftar_core.FtarError as error:
+        print(f"error: {error}\nhint: {error.hint}", flush=True)
+        sys.exit(2)
+
+
+def train(recipe: ShardedRecipe) -> None:
+    inputs, targets = data()
+    model = model_of(recipe.width)
+    if recipe.sharded:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    links = core.Options()
+    links.hold_down_ms = 20
+
+    def update() -> None:
+        if session.current_step == recipe.fail_update_at and int(os.environ["RANK"]) == 1:
+            raise RuntimeError("on purpose")
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+
+    session = ftar_core.Session(
+        model,
+        optimizer,
+        update=update,
+        last_step=recipe.steps,
+        options=TrainingOptions(bucket_bytes=64),
+        link_options=links,
+    )
+    for indices in session.batches(SAMPLES, recipe.batch_size, seed=5):
+        began = time.monotonic()
+        if int(os.environ["RANK"]) == recipe.odd_weight_on and session.current_step == 3:
+            session.weight = 2.0
+        loss = (model(inputs[indices]) - targets[indices]).square().mean()
+        time.sleep(max(0.0, began + recipe.step_ms / 1000 - time.monotonic()))
+        loss.backward()
+        session.step(loss, tokens=len(indices))
+    print("loop ended", flush=True)
+    if session.replica == "r0" and recipe.sharded:  # what the whole model has become, for a comparison
+        whole = {name: p.full_tensor() for name, p in model.named_parameters()}  # type: ignore[attr-defined]
+        if dist.get_rank() == 0:
+            torch.save(whole, recipe.log.with_suffix(".pt"))
+    if recipe.sharded:
+        dist.destroy_process_group()
