@@ -141,10 +141,9 @@ class Team:
         if event.epoch != self._epoch or event.step != self._step:
             return []
         self._reduced[rank] = event
-        other = self._reduced[min(self._reduced)]
+        first, other = next(iter(self._reduced.items()))
         if event.weight != other.weight:
             self._leaving = True
-            first = min(self._reduced)
             text = (
                 f"step {event.step}: the weights of all replicas add up to {other.weight:g} on rank {first}, but to "
                 f"{event.weight:g} on rank {rank}: session.weight must be the same on all ranks of a replica"

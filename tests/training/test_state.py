@@ -2,10 +2,15 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from ftar_core.errors import StateMismatch
 from ftar_core.training.state import (
@@ -141,6 +146,41 @@ def test_the_first_tensor_of_another_model_is_named_and_nothing_is_changed() -> 
     with pytest.raises(StateMismatch, match=r"tensor 2\.weight: torch\.float32 \(2, 8\) here, torch\.float32 \(3, 8\)"):
         load_state(mine, state)
     assert parameters_digest(mine["model"]) == before  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_of_a_sharded_tensor_the_part_travels_and_becomes_one_of_the_own_mesh_again(mesh: DeviceMesh) -> None:
+    def made(seed: int, steps: int) -> dict[str, Stateful]:
+        torch.manual_seed(seed)
+        model = fully_shard(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1)), mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(steps):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"model": model, "optimizer": optimizer}
+
+    source, target = made(1, steps=3), made(2, steps=0)
+    encoded = encode_state(source)
+    assert encoded.infos[0].name == "model.0.weight"
+    load_state(target, encoded)
+    assert [state_digest(target[name]) for name in target] == [state_digest(source[name]) for name in source]
+    moment = target["optimizer"].state_dict()["state"][0]["exp_avg"]  # type: ignore[index]
+    assert isinstance(moment, DTensor)
+    plain = {"model": nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))}
+    with pytest.raises(StateMismatch, match=r"tensor model\.0\.weight: a part of a sharded tensor"):
+        load_state(plain, encode_state({"model": source["model"]}))
+    wider = {"model": fully_shard(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1)), mesh=mesh)}
+    with pytest.raises(
+        StateMismatch, match=r"tensor model\.0\.weight: \(5, 4\) of \(5, 4\).* here, \(3, 4\) of \(3, 4\)"
+    ):
+        load_state(wider, encode_state({"model": source["model"]}))
 
 
 def test_what_cannot_travel_is_said_at_the_start_with_its_path() -> None:

@@ -27,7 +27,7 @@ def twin(steps: list[list[int]], *, width: int, batch_size: int) -> tuple[list[f
         indices = [batch_indices(batch, batch_size, SAMPLES, 5) for batch in batches]
         everything = torch.tensor([index for batch in indices for index in batch])
         halves = torch.tensor([index for batch in indices for index in batch[: batch_size // 2]])
-        losses.append(float((model(inputs[halves]) - targets[halves]).square().mean()))
+        losses.append(float((model(inputs[halves]) - targets[halves]).square().mean().detach()))
         optimizer.zero_grad()
         (model(inputs[everything]) - targets[everything]).square().mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)

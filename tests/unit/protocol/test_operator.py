@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from ftar_core.protocol.config import JobConfig
+from ftar_core.protocol.config import Detection, JobConfig
 from ftar_core.protocol.coordinator import Coordinator
 from ftar_core.protocol.effects import Close, CoordinatorEffect, Persist, Reply, Send
-from ftar_core.protocol.events import ConnectionClosed, MemberHello, MemberMessage, Operator, RecordFailed, Tick
+from ftar_core.protocol.events import (
+    BeatSeen,
+    ConnectionClosed,
+    MemberHello,
+    MemberMessage,
+    Operator,
+    RecordFailed,
+    Tick,
+)
 from ftar_core.protocol.record import Claim
 from ftar_core.wire.ids import Term
-from ftar_core.wire.messages import Commit, Done, Evicted, Hello, NewEpoch, OpReply, OpRequest, Refused, Report
+from ftar_core.wire.messages import (
+    Commit,
+    Done,
+    Evicted,
+    Hello,
+    NewEpoch,
+    OpReply,
+    OpRequest,
+    RankInfo,
+    Refused,
+    Report,
+)
 
 
 class Desk:
     """A running job of r0, r1, r2 on connections 0, 1, 2, and an operator."""
 
-    def __init__(self, min_replicas: int = 2, count: int = 3, **settings: float) -> None:
+    def __init__(self, min_replicas: int = 2, count: int = 3, ranks: int = 1, **settings: object) -> None:
+        self.ranks = ranks
         config = JobConfig(job="j", replicas=count, min_replicas=min_replicas, **settings)  # type: ignore[arg-type]
         self.machine = Coordinator(config, Claim(term=Term(1, "x"), record=None, fresh=True), 0.0)
         self.now = 1.0
@@ -29,7 +49,9 @@ class Desk:
         self.effects = self.machine.handle(event, self.now)  # type: ignore[arg-type]
         return self.effects
 
-    def hello(self, conn: int, name: str, plan: str = "p", incarnation: int = 0) -> list[CoordinatorEffect]:
+    def hello(
+        self, conn: int, name: str, plan: str = "p", incarnation: int = 0, ranks: int | None = None
+    ) -> list[CoordinatorEffect]:
         report = Report(step=1, state_digest="d")
         return self.feed(
             MemberHello(
@@ -38,7 +60,7 @@ class Desk:
                     job="j",
                     replica=name,
                     incarnation=incarnation,
-                    ranks=(),
+                    ranks=tuple(RankInfo(rank=n, node="n", links=(), state=()) for n in range(ranks or self.ranks)),
                     plan=plan,
                     report=report,
                     client_nonce=b"",
@@ -192,6 +214,34 @@ def test_another_model_is_refused_with_a_hint() -> None:
     (said,) = desk.sent(Refused).values()
     assert not said.retry  # type: ignore[attr-defined]
     assert "same script" in said.hint  # type: ignore[attr-defined]
+
+
+def test_a_replica_with_another_number_of_ranks_is_refused_with_both_numbers() -> None:
+    desk = Desk(ranks=2)
+    desk.hello(10, "r7", plan="another", ranks=1)
+    (said,) = desk.sent(Refused).values()
+    assert not said.retry  # type: ignore[attr-defined]
+    assert said.reason == "r7 has 1 rank, the job's replicas have 2 ranks each"  # type: ignore[attr-defined]
+    assert said.hint == "start r7 with WORLD_SIZE=2"  # type: ignore[attr-defined]
+
+
+def test_a_replica_is_as_alive_as_its_quietest_rank() -> None:
+    desk = Desk(ranks=2, detection=Detection(max_evictions=0))
+    for turn in range(60):
+        desk.now += 0.1
+        for conn in range(3):
+            desk.feed(BeatSeen(conn, 1, 1, 0, 0, 0))
+            if conn != 1 or turn < 10:
+                desk.feed(BeatSeen(conn, 1, 1, 0, 0, 1))
+        desk.feed(Tick())
+        if desk.state("r1") != "contributing":
+            assert turn > 15
+            reason = desk.machine.job.table.replicas["r1"].reason
+            assert "rank 1" in reason
+        if desk.state("r1") == "evicted":
+            break
+    assert desk.state("r1") == "evicted"
+    assert desk.machine.job.contributors() == ["r0", "r2"]
 
 
 def test_a_second_process_of_a_living_replica_has_to_wait() -> None:

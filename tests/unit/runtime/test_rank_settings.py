@@ -67,6 +67,18 @@ def test_everything_set(env: dict[str, str], tmp_path: Path) -> None:
     assert settings.node == "node7"
     assert settings.agent == Path("/run/ranks.sock")
     assert settings.journal == tmp_path
+    assert settings.master is None
+
+
+def test_one_rank_of_several(env: dict[str, str]) -> None:
+    env |= {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "fd00::7", "MASTER_PORT": "29500"}
+    settings = read_settings(env | {"FTAR_LEADER": "10.0.0.9:7700"}, look)
+    assert (settings.rank, settings.world_size, settings.local_rank) == (3, 8, 1)
+    assert settings.master == Address("fd00::7", 29500)
+    assert settings.leader == Address("10.0.0.9", 7700)
+    for variable, value in (("MASTER_PORT", "x"), ("FTAR_LEADER", "here"), ("RANK", "8")):
+        with pytest.raises(SettingsError, match=variable):
+            read_settings(env | {variable: value}, look)
 
 
 @pytest.mark.parametrize(

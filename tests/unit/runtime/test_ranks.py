@@ -1,0 +1,316 @@
+"""Rank 0 and the others over real sockets: how they find each other, who is turned away, what a broken one costs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ftar_core.errors import SettingsError
+from ftar_core.protocol.events import LeaveNow, StepReduced
+from ftar_core.runtime import leader as leader_module
+from ftar_core.runtime.follower import TeamFollower
+from ftar_core.runtime.leader import TeamLeader, listen
+from ftar_core.runtime.rails import Rail
+from ftar_core.runtime.settings import Settings
+from ftar_core.runtime.team import RankFacts
+from ftar_core.wire.address import Address
+from ftar_core.wire.codec import FrameParser, encode, nonce, prove
+from ftar_core.wire.exits import RankExit
+from ftar_core.wire.ids import NO_EPOCH, EpochId
+from ftar_core.wire.messages import Deal, EpochInfo, NewEpoch, RankInfo
+from ftar_core.wire.team import Ballot, FromLeader, RankHello, TeamChallenge, TeamWelcome, from_leader
+
+from .test_member_connection import TERM, TOKEN, Coordinator, Delegate, Machine
+
+FACTS = RankFacts("plan", "state", 0)
+
+
+class Rank(Delegate):
+    def called(self, number: int) -> None:
+        self.note("called", number)
+
+    def agreed(self, number: int, ballots: tuple[Ballot, ...]) -> None:
+        self.note("agreed", (number, ballots))
+
+
+class Replica:
+    """A leader and its coordinator; the ranks come as the test wants."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
+        self.coordinator = Coordinator()
+        self.machine = Machine()
+        self.address: Address | None = None
+        self.published = threading.Event()
+        self.rank0 = Rank()
+        self.states: list[str] = []
+        self.leader = TeamLeader(
+            self.settings(0), self.rank0, self.make, info=info(0), facts=FACTS, publish=self.publish
+        )
+        self.failure: Exception | None = None
+        self.open: list[Any] = [self.leader]
+
+    def make(self, state: str) -> Machine:
+        self.states.append(state)
+        return self.machine
+
+    def publish(self, address: Address) -> None:
+        self.address = address
+        self.published.set()
+
+    def settings(self, rank: int, **fields: Any) -> Settings:
+        given: dict[str, Any] = {
+            "coordinator": Address("127.0.0.1", self.coordinator.port),
+            "job": "demo",
+            "replica": "r0",
+            "token": TOKEN,
+            "rails": (Rail("lo", "", "127.0.0.1"),),
+            "node": "n",
+            "rank": rank,
+            "world_size": self.size,
+            **fields,
+        }
+        return Settings(**given)
+
+    def find(self) -> Address:
+        assert self.published.wait(10)
+        assert self.address is not None
+        return self.address
+
+    def start_leader(self) -> threading.Thread:
+        def run() -> None:
+            try:
+                self.leader.start()
+            except Exception as error:
+                self.failure = error
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def follower(self, rank: int, facts: RankFacts = FACTS, **fields: Any) -> tuple[TeamFollower, Rank]:
+        delegate = Rank()
+        made = TeamFollower(self.settings(rank, **fields), delegate, info=info(rank), facts=facts, find=self.find)
+        self.open.append(made)
+        return made, delegate
+
+    def together(self) -> list[tuple[TeamFollower, Rank]]:
+        starting = self.start_leader()
+        ranks = [self.follower(rank) for rank in range(1, self.size)]
+        for follower, _ in ranks:
+            follower.start()
+        starting.join(10)
+        self.coordinator.accept()
+        self.coordinator.welcome()
+        return ranks
+
+    def close(self) -> None:
+        for one in self.open:
+            one.close()
+        self.coordinator.close()
+
+
+def info(rank: int) -> RankInfo:
+    return RankInfo(rank=rank, node="n", links=(), state=())
+
+
+@pytest.fixture
+def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Replica]]:
+    made: list[Replica] = []
+
+    def make(size: int = 2) -> Replica:
+        made.append(Replica(size))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_the_job_hears_of_a_replica_when_all_its_ranks_are_here(replica: Callable[..., Replica]) -> None:
+    r = replica(3)
+    starting = r.start_leader()
+    (late, _), (early, _) = r.follower(1), r.follower(2)
+    early.start()
+    time.sleep(0.05)
+    assert starting.is_alive()
+    late.start()
+    starting.join(10)
+    r.coordinator.accept()
+    hello = r.coordinator.welcome()
+    assert [rank.rank for rank in hello.ranks] == [0, 1, 2]
+    assert hello.plan != FACTS.plan, "it is the plan of all three"
+    assert r.states
+    assert r.states[0] not in ("", FACTS.state)
+    assert r.address is not None
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(r.address, timeout=2).close()
+
+
+def test_orders_reach_all_ranks_and_reports_are_the_leader_s_to_tell(replica: Callable[..., Replica]) -> None:
+    r = replica()
+    ((follower, rank1),) = r.together()
+    assert rank1.until("welcomed")[0] == b"c" * 16
+    epoch = EpochInfo(id=EpochId(TERM, 1), members=())
+    deal = Deal(batches={"r0": 4}, cursor=5)
+    r.coordinator.send(NewEpoch(term=TERM, epoch=epoch, step=5, deal=deal, lost={}, last_commit_epoch=NO_EPOCH))
+    for delegate in (r.rank0, rank1):
+        order = delegate.until("enter_epoch")
+        assert (order.epoch, order.step, order.deal, order.retry) == (epoch, 5, deal, True)
+    done = StepReduced(step=5, epoch=epoch.id, digest=1, finite=True, weight=2.0)
+    follower.post(done)
+    r.leader.post(StepReduced(step=5, epoch=epoch.id, digest=2, finite=False, weight=2.0))
+    told = r.machine.until(StepReduced)
+    assert (told.step, told.finite) == (5, False)
+    follower.vote(1, Ballot(3))
+    assert r.rank0.until("called") == 1
+    r.leader.vote(1, Ballot(4))
+    for delegate in (r.rank0, rank1):
+        assert delegate.until("agreed") == (1, (Ballot(4), Ballot(3)))
+
+
+def test_a_rank_whose_connection_closes_ends_the_replica(replica: Callable[..., Replica]) -> None:
+    r = replica(3)
+    (first, _), (_, rank2) = r.together()
+    first.close()
+    leave = r.machine.until(LeaveNow)
+    assert "rank 1 is gone" in leave.reason
+    assert r.rank0.until("end")[0] == RankExit.RESTART
+    assert rank2.until("end") == (RankExit.RESTART, leave.reason)
+
+
+def test_a_rank_whose_leader_is_gone_asks_to_be_started_again(replica: Callable[..., Replica]) -> None:
+    r = replica()
+    ((_, rank1),) = r.together()
+    r.leader.close()
+    code, reason = rank1.until("end")
+    assert code == RankExit.RESTART
+    assert "the leader of r0 is gone" in reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "facts", "reason"),
+    [
+        ({"world_size": 3}, FACTS, "rank 1 has WORLD_SIZE=3, rank 0 has 2"),
+        ({"replica": "r7"}, FACTS, "this is the leader of demo/r0, not of demo/r7"),
+        ({}, RankFacts("plan", "state", 9), "rank 1 wants to end after step 9, rank 0 after step 0"),
+    ],
+)
+def test_a_rank_that_does_not_fit_is_refused_with_the_reason(
+    replica: Callable[..., Replica], fields: dict[str, Any], facts: RankFacts, reason: str
+) -> None:
+    r = replica()
+    starting = r.start_leader()
+    follower, _ = r.follower(1, facts, **fields)
+    with pytest.raises(SettingsError, match=reason):
+        follower.start()
+    if facts is not FACTS:
+        starting.join(10)
+        assert isinstance(r.failure, SettingsError), "a script that differs between ranks is a fault of both"
+        assert reason in str(r.failure)
+    else:
+        assert starting.is_alive(), "somebody else's rank changes nothing"
+        good, _ = r.follower(1)
+        good.start()
+        starting.join(10)
+        assert r.failure is None
+
+
+def test_strangers_are_dropped_and_hold_nobody_up(
+    replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_module, "STRANGER_S", 0.3)
+    r = replica()
+    starting = r.start_leader()
+    address = r.find()
+    silent = socket.create_connection(address, timeout=5)
+    rude = socket.create_connection(address, timeout=5)
+    rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    liar = socket.create_connection(address, timeout=5)
+    parser: FrameParser[FromLeader] = FrameParser(from_leader)
+    (challenge,) = parser.feed(liar.recv(4096))
+    assert isinstance(challenge, TeamChallenge)
+    liar.sendall(
+        encode(
+            RankHello(
+                job="demo",
+                replica="r0",
+                world_size=2,
+                info=info(1),
+                plan="plan",
+                state="state",
+                last_step=0,
+                nonce=nonce(),
+                proof=prove(b"another token", "rank-hello", "demo", challenge.nonce),
+            )
+        )
+    )
+    for stranger in (silent, rude, liar):
+        with stranger:
+            stranger.settimeout(10)
+            while stranger.recv(4096):
+                pass
+    assert starting.is_alive()
+    good, _ = r.follower(1)
+    good.start()
+    starting.join(10)
+    assert r.failure is None
+
+
+def test_a_rank_does_not_follow_a_leader_that_cannot_prove_the_token(
+    replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftar_core.runtime.follower.ASSEMBLE_S", 0.5)
+    r = replica()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        r.publish(Address("127.0.0.1", server.getsockname()[1]))
+
+        def impostor() -> None:
+            try:
+                while True:
+                    sock, _ = server.accept()
+                    with sock:
+                        sock.sendall(encode(TeamChallenge(job="demo", replica="r0", nonce=nonce())))
+                        sock.recv(4096)
+                        sock.sendall(encode(TeamWelcome(proof=b"x" * 32)))
+                        sock.recv(1)
+            except OSError:
+                return
+
+        threading.Thread(target=impostor, daemon=True).start()
+        follower, _ = r.follower(1)
+        with pytest.raises(SettingsError, match="does not know the job token"):
+            follower.start()
+
+
+def test_ranks_that_do_not_come_are_named(replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "ASSEMBLE_S", 0.3)
+    r = replica(4)
+    starting = r.start_leader()
+    follower, _ = r.follower(2)
+    follower.start()
+    starting.join(10)
+    assert "rank 1, 3 of r0 did not connect" in str(r.failure)
+
+
+def test_the_leader_listens_where_the_others_can_reach_it(replica: Callable[..., Replica]) -> None:
+    r = replica()
+    for fields, host in (
+        ({"master": Address("127.0.0.1", 29500)}, "127.0.0.1"),
+        ({"master": Address("192.0.2.7", 29500)}, "127.0.0.1"),  # not an address of this host: the first rail
+        ({"master": Address("localhost", 29500)}, "localhost"),
+        ({}, "127.0.0.1"),
+    ):
+        sock, address = listen(r.settings(0, **fields))
+        with sock:
+            assert address.host == host
+            socket.create_connection(address, timeout=5).close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        there = Address("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(SettingsError, match=f"{there}: Address already in use"):
+            listen(r.settings(0, leader=there))
