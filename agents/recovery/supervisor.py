@@ -20,7 +20,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from agents.recovery.policy import Limits
 from agents.recovery.processes import boot_s
 from agents.recovery.records import Children, NotSpawned, Spawned
 from agents.recovery.unit import Unit
+from agents.recovery.whole import ALONE_S, judge, waits_for
 from agents.settings import AgentSettings, SettingsProblem, Supervised
 from ftar_core.wire.ids import valid_name
 
@@ -41,6 +42,7 @@ _ACK_S = 2.0  # a call waits so long for its wish to be on disk; it is carried o
 _SAMPLE_S = 1.0
 _CLOSE_SLACK_S = 10.0  # beyond the grace, for SIGKILL and the exit statuses
 _AFTER_ERROR_S = 0.5
+MASTER_PORT = 29500  # torchrun's default; the second replica of a node gets the next one
 
 Emit = Callable[[str, str, str], None]
 
@@ -68,6 +70,7 @@ class Supervisor:
         self._server_directory = settings.state_dir / "forkserver"
         self._names = frozenset(s.replica for s in settings.supervision.replicas)
         self._wishes: queue.SimpleQueue[_Wish] = queue.SimpleQueue()
+        self._broken_since: dict[str, float] = {}  # replicas of which some ranks run without the others
         self._views: list[ProcessView] = []
         self._views_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -203,10 +206,31 @@ class Supervisor:
             if was_ready and not ready:
                 unit.server_lost(now)
             unit.tick(now, self._client.exits.get(unit.life_key()))
-            if ready and self._closing is None and unit.wants_spawn():
-                self._client.spawn(unit.request())
+        if self._closing is None:
+            for units in self._replicas().values():
+                self._keep_whole(units, now, ready)
         if ready and any(unit.overdue(now) for unit in self._units):
             self._client.ask_children(time.monotonic())
+
+    def _replicas(self) -> dict[str, list[Unit]]:
+        found: dict[str, list[Unit]] = {}
+        for unit in self._units:
+            found.setdefault(unit.spec.replica, []).append(unit)
+        return found
+
+    def _keep_whole(self, units: list[Unit], now: float, ready: bool) -> None:
+        """The ranks of a replica start together, and none goes on without the others."""
+        replica = units[0].spec.replica
+        verdict = judge({u.spec.rank: u.now() for u in units}, now - self._broken_since.get(replica, now))
+        if verdict.broken:
+            self._broken_since.setdefault(replica, now)
+        else:
+            self._broken_since.pop(replica, None)
+        for unit in units:
+            if unit.spec.rank in verdict.end:
+                unit.end_with_the_others(now, verdict.why, again=verdict.again)
+            elif verdict.start and ready:
+                self._client.spawn(unit.request())
 
     def _answers(self, answers: list[Spawned | NotSpawned | Children]) -> None:
         now = boot_s()
@@ -227,7 +251,10 @@ class Supervisor:
     def _sleep(self) -> None:
         """Until something is readable or due. The descriptors are few and gathered anew: nothing to keep in step."""
         now = boot_s()
-        wait_s = min([_SAMPLE_S, self._client.wait_s(time.monotonic()), *(unit.due_s(now) for unit in self._units)])
+        alone = [max(0.0, since + ALONE_S - now) for since in self._broken_since.values()]
+        wait_s = min(
+            [_SAMPLE_S, *alone, self._client.wait_s(time.monotonic()), *(unit.due_s(now) for unit in self._units)]
+        )
         poll = select.poll()
         watched = [unit.handle.fd for unit in self._units if unit.handle is not None and unit.handle.fd is not None]
         for fd in (self._wake_r, *self._client.descriptors(), *watched):
@@ -240,9 +267,13 @@ class Supervisor:
     def _publish(self) -> None:
         now = boot_s()
         note = "" if self._client.phase is ServerPhase.READY else self._client.note
-        views = [unit.view(now, note) for unit in self._units]
+        views = [unit.view(now, note or self._held_up(unit)) for unit in self._units]
         with self._views_lock:
             self._views = views
+
+    def _held_up(self, unit: Unit) -> str:
+        ranks = {u.spec.rank: u.now() for u in self._units if u.spec.replica == unit.spec.replica}
+        return waits_for(ranks, unit.spec.rank) if unit.wants_spawn() else ""
 
     def _leave(self) -> None:
         try:
@@ -258,6 +289,7 @@ class Supervisor:
     def _unit(self, spec: Supervised) -> Unit:
         settings, supervision = self._settings, self._settings.supervision
         environment = {"FTAR_REPLICA": spec.replica, "FTAR_NODE": settings.node, "RANK": str(spec.rank)}
+        environment |= _inside(supervision.replicas, spec)
         if settings.ranks_socket is not None:
             environment["FTAR_AGENT"] = str(settings.ranks_socket)
         return Unit(
@@ -295,6 +327,21 @@ class Supervisor:
             if fd is not None and fd >= 0:
                 os.close(fd)
         self._lock_fd, self._wake_r, self._wake_w = None, -1, -1
+
+
+def _inside(specs: Sequence[Supervised], spec: Supervised) -> dict[str, str]:
+    """What torchrun would set for the ranks of a replica that are all on this node; `env` of the configuration goes
+    before it, where a replica has ranks on several nodes."""
+    ranks = sorted(s.rank for s in specs if s.replica == spec.replica)
+    if len(ranks) == 1:
+        return {}
+    number = list(dict.fromkeys(s.replica for s in specs)).index(spec.replica)
+    return {
+        "WORLD_SIZE": str(len(ranks)),
+        "LOCAL_RANK": str(ranks.index(spec.rank)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(MASTER_PORT + number),
+    }
 
 
 def _check(settings: AgentSettings) -> None:

@@ -30,6 +30,7 @@ from agents.recovery import logs, policy
 from agents.recovery.policy import Action, Ending, Intent, Limits
 from agents.recovery.processes import TICKS_PER_S, Handle, boot_id, kill_session, read_stat
 from agents.recovery.records import Exit, Life, NotSpawned, Outcome, Spawn, Spawned, State, read_record, write_record
+from agents.recovery.whole import RankNow
 from agents.settings import Supervised
 
 STATUS_DEADLINE_S = 5.0  # for the exit status of a process that ended while its fork server lives
@@ -115,6 +116,11 @@ class Unit:
             self._end(now, Intent.RESTART, why)
         else:
             self.start()
+
+    def end_with_the_others(self, now: float, why: str, *, again: bool) -> None:
+        """Its replica is broken: a rank alone is of no use."""
+        if self.phase is Phase.RUNNING:
+            self._end(now, Intent.RESTART if again else Intent.STOP, why)
 
     def halt(self, now: float, why: str) -> None:
         """End the process without changing what is wanted: the next agent starts it again."""
@@ -234,6 +240,16 @@ class Unit:
             self._kill(now)
         if self.phase is Phase.ENDING:
             self._settle(now, known)
+
+    def now(self) -> RankNow:
+        """For what it means to the other ranks of its replica."""
+        waiting = self.phase is Phase.STARTING and not self._asked
+        return RankNow(
+            runs=self.phase is Phase.RUNNING,
+            wants_start=waiting,
+            broken=self.phase in (Phase.ENDING, Phase.BACKOFF),
+            failed=self.phase is Phase.FAILED,
+        )
 
     @property
     def busy(self) -> bool:
