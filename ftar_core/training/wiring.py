@@ -122,7 +122,7 @@ class Wiring:
 
         def machine(digest: str) -> MemberMachine:
             now = time.monotonic()
-            return MemberMachine(settings.job, settings.replica, now, settings.coordinator_wait_s, digest, begin)
+            return MemberMachine(settings.job, settings.replica, now, settings.coordinator_wait_s, digest, start=begin)
 
         if settings.world_size == 1:
             return MemberRuntime(settings, self, machine(state_digest), extra=extra)
