@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.api.models import ProcessView
+from agents.recovery import whole
 from agents.recovery.errors import SupervisionUnavailable, UnknownReplica
 from agents.recovery.forkclient import ForkClient
 from agents.recovery.forkclient import Phase as ServerPhase
@@ -32,7 +33,6 @@ from agents.recovery.policy import Limits
 from agents.recovery.processes import boot_s
 from agents.recovery.records import Children, NotSpawned, Spawned
 from agents.recovery.unit import Unit
-from agents.recovery.whole import ALONE_S, judge, waits_for
 from agents.settings import AgentSettings, SettingsProblem, Supervised
 from ftar_core.wire.ids import valid_name
 
@@ -221,7 +221,7 @@ class Supervisor:
     def _keep_whole(self, units: list[Unit], now: float, ready: bool) -> None:
         """The ranks of a replica start together, and none goes on without the others."""
         replica = units[0].spec.replica
-        verdict = judge({u.spec.rank: u.now() for u in units}, now - self._broken_since.get(replica, now))
+        verdict = whole.judge({u.spec.rank: u.now() for u in units}, now - self._broken_since.get(replica, now))
         if verdict.broken:
             self._broken_since.setdefault(replica, now)
         else:
@@ -251,7 +251,7 @@ class Supervisor:
     def _sleep(self) -> None:
         """Until something is readable or due. The descriptors are few and gathered anew: nothing to keep in step."""
         now = boot_s()
-        alone = [max(0.0, since + ALONE_S - now) for since in self._broken_since.values()]
+        alone = [max(0.0, since + whole.ALONE_S - now) for since in self._broken_since.values()]
         wait_s = min(
             [_SAMPLE_S, *alone, self._client.wait_s(time.monotonic()), *(unit.due_s(now) for unit in self._units)]
         )
@@ -273,7 +273,7 @@ class Supervisor:
 
     def _held_up(self, unit: Unit) -> str:
         ranks = {u.spec.rank: u.now() for u in self._units if u.spec.replica == unit.spec.replica}
-        return waits_for(ranks, unit.spec.rank) if unit.wants_spawn() else ""
+        return whole.waits_for(ranks, unit.spec.rank) if unit.wants_spawn() else ""
 
     def _leave(self) -> None:
         try:

@@ -7,6 +7,10 @@ loop. By hand, in two terminals (a coordinator runs at 127.0.0.1:7600 and the to
     FTAR_REPLICA=r0 python -m ftar_core.training.example --steps 100        # terminal 1
     FTAR_REPLICA=r1 python -m ftar_core.training.example --steps 100        # terminal 2
 
+Several processes a replica, which then share the model (FSDP2), one torchrun a replica:
+
+    FTAR_REPLICA=r0 torchrun --nproc-per-node 2 -m ftar_core.training.example
+
 Under Slurm, one task a replica:
 
     srun --ntasks=4 bash -c 'FTAR_REPLICA=r$SLURM_PROCID python -m ftar_core.training.example'
@@ -15,7 +19,9 @@ Under Slurm, one task a replica:
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +43,8 @@ def train(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     text = SourceText(shape.context)
     model = ByteGPT(shape).to(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        shard(model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     sampler = ftar_core.BatchSampler(text, options.batch_size, seed=options.seed, passes=options.passes)
     loader = DataLoader(text, batch_sampler=sampler, num_workers=options.workers)
@@ -53,6 +61,20 @@ def train(options: argparse.Namespace) -> None:
         session.step(loss, tokens=targets.numel())  # 4, where optimizer.step() and zero_grad() were
         if session.current_step > step and step % options.print_every == 0:  # (a warm-up turn is not a step)
             say(session, step)
+
+
+def shard(model: ByteGPT, device: torch.device) -> None:
+    """Several ranks in this replica: each keeps a part of every parameter (FSDP2). Collectives stay inside."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
+    atexit.register(dist.destroy_process_group)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 class Pace:
@@ -121,7 +143,9 @@ def parser() -> argparse.ArgumentParser:
         help="least time of a step (0: as fast as it goes)",
     )
     p.add_argument("--seed", type=int, default=0, help="of the parameters and of the order of samples")
-    p.add_argument("--batch-size", type=_positive, default=2, help="samples a replica trains in a step")
+    p.add_argument(
+        "--batch-size", type=_positive, default=2, help="samples a replica trains in a step (its ranks share them)"
+    )
     p.add_argument("--passes", type=_count, default=0, metavar="N", help="end after N passes over the data (0: no end)")
     p.add_argument("--workers", type=_count, default=0, metavar="N", help="processes that read ahead")
     p.add_argument("--context", type=_positive, default=Shape.context, metavar="BYTES", help="length of a sample")

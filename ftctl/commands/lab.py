@@ -20,6 +20,9 @@ app = plain_group("A whole cluster on this machine, from network namespaces.")
 NameOption = Annotated[str, typer.Option("--name", help="Name of the lab, and of its job.")]
 ReplicasOption = Annotated[int, typer.Option("--replicas", help="How many replicas train.")]
 NodesOption = Annotated[int, typer.Option("--nodes-per-replica", help="How many nodes a replica has (only 1 yet).")]
+RanksOption = Annotated[
+    int, typer.Option("--ranks", help="Processes of each replica; several share its model (FSDP2 over gloo).")
+]
 RailsOption = Annotated[int, typer.Option("--rails", help="NICs of each node that carry gradients.")]
 RateOption = Annotated[
     str, typer.Option("--rate", metavar="RATE", help="Speed of a rail, such as 1gbit [default: none].")
@@ -46,6 +49,7 @@ def up(
     name: NameOption = "lab",
     replicas: ReplicasOption = 3,
     nodes_per_replica: NodesOption = 1,
+    ranks: RanksOption = 1,
     rails: RailsOption = 2,
     rate: RateOption = "",
     step_ms: StepOption = 200,
@@ -74,6 +78,7 @@ def up(
         name=name,
         replicas=replicas,
         nodes_per_replica=nodes_per_replica,
+        ranks=ranks,
         rails=rails,
         rate=rate,
         step_ms=step_ms,
@@ -87,7 +92,8 @@ def up(
             options, lambda lab: world.run(wait_until_training(world, lab, talk.now)), progress=talk.now
         )
         what = f"{replicas} ranks run the NCCL plugin" if job == NCCL else f"{replicas} replicas train"
-        talk.done(f"lab {name} is up: {what}, {rails} rails each")
+        each = f"{rails} rails each" if ranks == 1 else f"{ranks} ranks and {rails} rails each"
+        talk.done(f"lab {name} is up: {what}, {each}")
     if chosen.for_machines:
         from ftctl.render.document import emit
 

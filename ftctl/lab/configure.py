@@ -18,6 +18,7 @@ TRAINING_MODULE = "ftar_core.training.example"
 NCCL_MODULE = "ftar_core.ncclrun"
 # What a replica would import when it starts: torch, and what the first optimizer pulls in (2 s of a core).
 PRELOAD = ("torch", "torch._dynamo", TRAINING_MODULE)
+PRELOAD_SHARDED = ("torch.distributed.fsdp", "torch.distributed.tensor")
 # A lab's replicas are killed every few seconds on purpose; a real node's back-off would take that for a bad replica.
 BACKOFF_MAX_S, HEALTHY_S = 5.0, 10.0
 # A coordinator that ends with 0 has ended the job, with 1 it cannot go on, with 2 its settings are wrong.
@@ -101,16 +102,18 @@ def agent_config(paths: LabPaths, manifest: Manifest, node: Node, credentials: C
         "token_file": str(credentials.job_operator),
     }
     config["supervision"] = {
-        "preload": list(PRELOAD),
+        "preload": [*PRELOAD, *(PRELOAD_SHARDED if options.ranks > 1 else ())],
         "backoff_max_s": BACKOFF_MAX_S,
         "healthy_s": HEALTHY_S,
         "replicas": [
             {
                 "replica": node.replica,
+                "rank": rank,
                 "module": TRAINING_MODULE,
                 "args": training_args(manifest),
                 "env": rank_environment(paths, manifest, node, credentials),
             }
+            for rank in range(options.ranks)
         ],
     }
     return config
@@ -119,6 +122,8 @@ def agent_config(paths: LabPaths, manifest: Manifest, node: Node, credentials: C
 def training_args(manifest: Manifest) -> list[str]:
     options = manifest.options
     args = ["--step-ms", str(options.step_ms), "--seed", str(options.seed)]
+    if options.ranks > 1:
+        args += ["--batch-size", str(options.ranks)]  # a sample for each
     return [*args, "--steps", str(options.steps)] if options.steps else args
 
 
@@ -133,6 +138,8 @@ def rank_environment(paths: LabPaths, manifest: Manifest, node: Node, credential
         "FTAR_NODE": node.name,
         "FTAR_AGENT": str(ranks_socket(manifest, node)),
         "FTAR_JOURNAL": str(paths.journal),
+        # The ranks of a replica are on one node; without this gloo looks for the host's name in the node's network.
+        **({"GLOO_SOCKET_IFNAME": "lo"} if manifest.options.ranks > 1 else {}),
         **ONE_THREAD,
     }
 

@@ -17,6 +17,7 @@ from ftctl.errors import UsageProblem
 
 MAX_NODES = 64  # each node is an agent and a training process: memory ends long before addresses do
 MAX_RAILS = 8
+MAX_RANKS = 16  # of a replica
 MAX_SEED = 2**63 - 1  # what torch.manual_seed takes
 COORDINATOR_PORT = 7600
 MEETING_PORT = 7620  # where the ranks of an NCCL job meet, at node0
@@ -35,12 +36,14 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What the user asked for.
 
     `job`: training (replicas with a coordinator) or nccl (a rank a node that moves bytes through the NCCL plugin).
+    `ranks`: processes of a replica, which share its model.
     `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
     """
 
     name: str = "lab"
     replicas: int = 3
     nodes_per_replica: int = 1
+    ranks: int = 1
     rails: int = 2
     rate: str = ""
     step_ms: int = 200
@@ -101,6 +104,7 @@ def check(options: LabOptions) -> None:
     if options.job not in JOBS:
         raise UsageProblem(f"--job {options.job}", f"not one of {', '.join(JOBS)}", "ftctl lab up --help")
     _within("replicas", options.replicas, 2 if options.job == NCCL else 1, MAX_NODES)
+    _within("ranks", options.ranks, 1, 1 if options.job == NCCL else MAX_RANKS)
     _within("rails", options.rails, 1, MAX_RAILS)
     _within("step-ms", options.step_ms, 0, 60_000)
     _within("steps", options.steps, 0, 10**9)

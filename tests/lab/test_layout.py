@@ -34,6 +34,7 @@ def test_addresses_follow_from_the_numbers_of_node_and_rail() -> None:
         (LabOptions(replicas=0), "--replicas 0"),
         (LabOptions(replicas=65), "--replicas 65"),
         (LabOptions(rails=0), "--rails 0"),
+        (LabOptions(ranks=0), "--ranks 0"),
         (LabOptions(nodes_per_replica=2), "replicas over several nodes are not supported yet"),
         (LabOptions(min_replicas=4), "--min-replicas 4"),
         (LabOptions(step_ms=-1), "--step-ms -1"),
