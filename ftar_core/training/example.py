@@ -19,7 +19,6 @@ Under Slurm, one task a replica:
 from __future__ import annotations
 
 import argparse
-import atexit
 import logging
 import os
 import sys
@@ -61,6 +60,8 @@ def train(options: argparse.Namespace) -> None:
         session.step(loss, tokens=targets.numel())  # 4, where optimizer.step() and zero_grad() were
         if session.current_step > step and step % options.print_every == 0:  # (a warm-up turn is not a step)
             say(session, step)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def shard(model: ByteGPT, device: torch.device) -> None:
@@ -70,7 +71,6 @@ def shard(model: ByteGPT, device: torch.device) -> None:
     from torch.distributed.fsdp import fully_shard
 
     dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
-    atexit.register(dist.destroy_process_group)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)

@@ -243,6 +243,7 @@ class Session:
                     return
                 if self._turn is _Turn.TRAIN:
                     self.weight = source.weight(batch)
+                self._w.in_user_code = True
                 yield batch
                 if self._turn is not None:
                     raise FtarError(
@@ -250,6 +251,7 @@ class Session:
                         hint="call session.step(loss) once at the end of each turn",
                     )
         finally:
+            self._w.in_user_code = False
             if self._over is None:
                 self._leave("the training loop was left before the job's last step", RankExit.RESTART)
 
@@ -257,6 +259,8 @@ class Session:
         """The gradients of this turn are there: reduce, wait for the commit, update. `loss` (for people) and `tokens`
         (of this replica's batch) are for the journal and status."""
         turn, self._turn = self._turn, None
+        if self._wiring is not None:
+            self._wiring.in_user_code = False
         if turn is None:
             raise FtarError(
                 "session.step() outside of a turn of session.batches()",

@@ -184,12 +184,15 @@ class Stepper:
         self._wiring.phase(Phase.UPDATE, step)
         self._taker.mode = Mode.OFF
         self._taker.give_back()
+        self._wiring.in_user_code = True
         try:
             self._update()
         except Exception as error:
             # Half an update may have run: this state is nobody's, and only catch-up can replace it.
             reason = f"the update of step {step} raised {type(error).__name__}: {error}"
             raise Leave(reason, RankExit.RESTART) from error
+        finally:
+            self._wiring.in_user_code = False
 
     def replay(self, item: ReplayStep) -> None:
         """Apply a step that others have committed, exactly as they did. Raises Leave."""

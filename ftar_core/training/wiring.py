@@ -6,8 +6,10 @@ state is the session's, what must be atomic is in `exchange`."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ftar.session")
 EPOCHS_KEPT = 32
 VERDICT_S = 1.0  # a dead process is known to the coordinator in 0.2 s, a silent one of the lab in 0.5 s
-# A replica of several ranks that is broken: its training threads may sit in collectives that will never complete.
+# A training thread of a broken replica of several ranks that is in our hands; in the user's it gets no time at all.
 BROKEN_GRACE_S = 1.0
 
 
@@ -86,6 +88,8 @@ class Wiring:
         self._epochs: dict[bytes, EpochId] = {}  # by their keys on the links; the last few
         self._rails_down: set[tuple[str, str]] = set()  # (peer, rail), as the coordinator was told
         self._end_noticed = threading.Event()
+        # The training thread runs the user's code, which may wait for the other ranks of the replica.
+        self.in_user_code = False
         self.incarnation = 0
         self.engine = _engine(settings, options)
         self.exchange = Exchange(
@@ -255,19 +259,20 @@ class Wiring:
         if self._agreement is not None:
             self._agreement.wake()
         if exit_code != RankExit.FINISHED:
-            broken = self.settings.world_size > 1 and exit_code == RankExit.RESTART
-            grace_s = min(self._end_grace_s, BROKEN_GRACE_S) if broken else self._end_grace_s
+            grace_s = self._end_grace_s
+            if self.settings.world_size > 1 and exit_code == RankExit.RESTART:
+                # The others end too: a collective with them would fail, or never end. What is here is of no use.
+                grace_s = 0.0 if self.in_user_code else min(grace_s, BROKEN_GRACE_S)
             threading.Thread(target=self._exit_anyway, args=(exit_code, reason, grace_s), daemon=True).start()
 
     def _exit_anyway(self, exit_code: int, reason: str, grace_s: float) -> None:
         if not self._end_noticed.wait(grace_s):
-            log.critical(
-                "%s: %s; the training thread did not notice within %g s, so the process ends here",
-                self.name,
-                reason,
-                grace_s,
-            )
+            waited = f"the training thread did not notice within {grace_s:g} s, so " if grace_s else ""
+            log.critical("%s: %s; %sthe process ends here (exit code %d)", self.name, reason, waited, exit_code)
             logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
             os._exit(exit_code)
 
     # --- RankDelegate, of a replica of several ranks
