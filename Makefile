@@ -16,7 +16,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 STAMP := .venv/.ftctl-setup
 NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*) $(wildcard ftar_core/native/csrc/nccl/*) $(wildcard ftar_core/bench/csrc/*)
 
-.PHONY: setup demo test check simulation native-tools test-native fuzz storm clean
+.PHONY: setup demo test soak check simulation native-tools test-native fuzz storm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,6 +44,10 @@ demo: setup
 
 test: setup
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+# The long tests, which `make test` leaves out
+soak: setup
+	@.venv/bin/python -m pytest -m soak $(PYTEST_ARGS)
 
 check: setup
 	.venv/bin/ruff check .

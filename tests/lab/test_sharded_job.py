@@ -1,0 +1,75 @@
+"""Replicas of two processes each that share a model (FSDP2), in a lab: drained, evicted, and a rank of one killed.
+
+Long, because seven processes import torch on two cores: not in the default run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftctl.lab import teardown
+from ftctl.lab.journal import read_all
+
+from .conftest import eventually, machine, needs_namespaces, remains
+from .test_whole_job import REPLICAS, User
+
+pytestmark = [needs_namespaces, pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def user() -> Iterator[User]:
+    before = machine()
+    somebody = User(Path(tempfile.mkdtemp(prefix="ftctl-test-")))
+    try:
+        somebody.does("lab", "up", "--ranks", "2", "--step-ms", "200", "--seed", "7", "--steps", "400")
+        uuid = somebody.lab.manifest.uuid
+        yield somebody
+        somebody.does("lab", "down")
+        assert remains(uuid) == []
+        assert machine() <= before
+    finally:
+        if somebody.paths.root.exists():
+            teardown.take_down(somebody.paths, grace_s=0)
+        shutil.rmtree(somebody.state, ignore_errors=True)
+
+
+def pids(user: User, replica: str) -> dict[int, int]:
+    ranks = json.loads(user.does("ranks", "-o", "json"))["ranks"]
+    return {r["rank"]: r["process"]["pid"] for r in ranks if r["replica"] == replica and r["process"] is not None}
+
+
+def test_replicas_of_several_ranks_live_and_die_whole_and_end_with_the_same_shards(user: User) -> None:
+    others = pids(user, "r0"), pids(user, "r2")
+    first = pids(user, "r1")
+    assert sorted(first) == [0, 1]
+    os.kill(first[1], signal.SIGKILL)
+    eventually(lambda: user.sees()["job"]["contributors"] == ["r0", "r2"], "r1 is still counted on", 30)
+    user.does("wait", "replica", "r1", "--for", "contributing", "--timeout", "90s")
+    assert not set(pids(user, "r1").values()) & set(first.values()), "both its ranks are new processes"
+    assert (pids(user, "r0"), pids(user, "r2")) == others, "the other replicas noticed nothing"
+    user.does("drain", "replica", "r2", "--reason", "test", "--wait")
+    assert user.sees()["job"]["contributors"] == ["r0", "r1"]
+    user.does("rejoin", "replica", "r2", "--wait")
+    user.does("evict", "replica", "r1", "--reason", "test", "--yes")
+    user.does("wait", "replica", "r1", "--for", "contributing", "--timeout", "90s")
+    assert user.sees()["job"]["contributors"] == REPLICAS
+    eventually(lambda: user.sees()["job"]["state"] == "finished", "the job does not end", 300)
+    journals, of_rank1 = read_all(user.paths.journal), read_all(user.paths.journal / "ranks")
+    shards = set()
+    for ends in ([journals[name] for name in REPLICAS], [of_rank1[f"{name}.1"] for name in REPLICAS]):
+        eventually(lambda ends=ends: all(not j.last_life_runs() for j in ends), "a rank did not end", 30)  # type: ignore[misc]
+        last = [journal.of_kind("end")[-1] for journal in ends]
+        assert {end.exit_code for end in last} == {0}
+        assert len({(end.step, end.params_digest, end.optimizer_digest) for end in last}) == 1
+        shards.add(last[0].params_digest)
+    assert len(shards) == 2, "each rank holds another shard"
+    numbers = [line.step for line in journals["r0"].of_kind("step")]
+    assert numbers == list(range(1, 401)), "r0 saw every step once"
