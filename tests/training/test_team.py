@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import torch
@@ -105,6 +107,20 @@ def test_a_drained_replica_leaves_with_all_its_ranks(job: Job) -> None:
     assert [job.exit_code(f"r1/{rank}") for rank in RANKS] == [76, 76], job.logs()
     assert_finished(job, "r0")
     assert all(line["retries"] == 0 for line in job.lines("r0", "step"))
+
+
+def test_a_frozen_rank_is_found_out_by_its_own_silence_and_its_replica_put_out(job: Job) -> None:
+    """Rank 0 lives, speaks with the coordinator, and waits in a collective."""
+    job.coordinator(replicas=2, options=("--suspect-after", "1s", "--evict-after", "2s"))
+    job.start_team("r0", "r1", steps=0, step_ms=20)
+    job.wait_step("r0", 5)
+    pid = job.replicas["r1/1"].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    assert job.exit_code("r1/0") == 75, job.logs()
+    assert "rank 1 is silent" in (job.path / "r1.0.log").read_text()
+    job.wait_step("r0", max(job.steps("r0")) + 3)
+    job.kill("r1/1")
 
 
 def test_a_replica_of_one_rank_is_refused_beside_replicas_of_two(job: Job) -> None:
