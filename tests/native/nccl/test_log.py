@@ -65,7 +65,7 @@ def test_a_blocked_logger_holds_up_nobody_and_gets_every_line(blocked: Blocked) 
 
 def test_lines_beyond_the_bound_are_counted(blocked: Blocked) -> None:
     blocked.go.clear()
-    made = 150
+    made = 300  # at least two lines each, where 512 wait
     for _ in range(made):
         close(blocked, pair(blocked))
     blocked.go.set()
