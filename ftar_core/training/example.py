@@ -23,6 +23,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -70,6 +71,8 @@ def shard(model: ByteGPT, device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # The logits are a view, which FSDP2 warns of; nobody changes them in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in model.blocks:

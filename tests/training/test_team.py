@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import pytest
 import torch
 from torch import nn
 
@@ -96,6 +97,23 @@ def test_a_killed_rank_takes_its_replica_down_and_only_that_and_the_replica_come
     assert steps == list(range(1, steps[-1] + 1)), "the survivor lost no step"
     for rank in RANKS:
         assert any(line["replayed"] for line in job.lines(f"r1/{rank}", "step"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_that_were_given_different_steps_meet_although_steps_take_a_millisecond(job: Job, seed: int) -> None:
+    """Snapshots of the two ranks are often of different steps then, and all fetch anew until they are not."""
+    job.coordinator(replicas=2)
+    job.start_team("r0", "r1", steps=0, step_ms=1)
+    job.wait_step("r0", 20)
+    for life in range(2, 6):
+        job.kill(f"r1/{(seed + life) % 2}")
+        restart(job, "r1", steps=0, step_ms=1)
+        job.wait_contributes("r1", life)
+    with job.operator() as operator:
+        assert operator.request("finish").code == "ok"
+    assert_finished(job, "r0", "r1")
+    assert_identical(job, "r0", "r1")
 
 
 def test_a_drained_replica_leaves_with_all_its_ranks(job: Job) -> None:
