@@ -199,6 +199,7 @@ bool Engine::submit_locked(const std::string& epoch, uint64_t step, uint32_t buc
 void Engine::submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count,
                     DType dtype) {
   const auto lock = locked();
+  if (auto it = rings_.find(active_); carrier_ == nullptr && it != rings_.end()) it->second->take_back();
   submit_locked(epoch, step, bucket, src, dst, count, dtype, false);
 }
 

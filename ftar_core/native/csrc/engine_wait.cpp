@@ -94,6 +94,9 @@ void Engine::carry(Waiter& waiter, double until, const std::function<void()>& be
   if (carries) carrier_ = &waiter;
   const auto give_back = [&] {
     if (carries) carrier_ = nullptr;
+    // Who waited once does so again: with nothing in the works, what comes meanwhile can wait for him. The I/O thread
+    // would wake for it, and the two would be in each other's way.
+    if (auto it = rings_.find(active_); carries && it != rings_.end() && it->second->idle()) return it->second->asked();
     for (const uint64_t id : lent) {
       if (Conn* c = transport_.find(id)) c->lend(false);
     }

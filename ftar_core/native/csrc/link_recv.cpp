@@ -6,6 +6,10 @@
 
 namespace ftar {
 
+namespace {
+constexpr uint64_t kMuchBytes = 512 * 1024;  // not acknowledged yet: what the sender keeps should stay in its caches
+}  // namespace
+
 RecvLink::RecvLink(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, RecvSink& sink)
     : LinkEnd(transport, owner, std::move(name), std::move(rails), false), sink_(sink), inbox_(sink, rails_.size()) {}
 
@@ -71,7 +75,8 @@ void RecvLink::acknowledge() {
 void RecvLink::batch_done(Conn&) {
   if (closed_) return;
   const bool many = inbox_.next_seq() - acked_seq_ >= Outbox::kMaxAhead / 4;
-  if (ack_soon_ || many || unacked_bytes_ * 4 > static_cast<uint64_t>(transport_.options().window_bytes)) acknowledge();
+  const uint64_t much = std::min<uint64_t>(kMuchBytes, static_cast<uint64_t>(transport_.options().window_bytes) / 4);
+  if (ack_soon_ || many || unacked_bytes_ > much) acknowledge();
 }
 
 void RecvLink::tick_more(double) {

@@ -95,6 +95,9 @@ class Ring final : public LinkOwner, public RecvSink {
   void submit(uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype, bool inline_send);
   void admit(Conn& conn);  // a proven connection that names this epoch
   void add_open(std::vector<Conn*>* out) const;  // the connections of both links
+  bool idle() const { return operations_.empty(); }
+  void asked();     // somebody who carries the bytes himself will come again: the I/O thread keeps away for some ticks
+  void take_back();  // for the I/O thread, what somebody carried
   void close(const std::string& reason, bool left_epoch);
   std::vector<LinkStat> links(double now_ms) const;
   const std::string& epoch() const { return epoch_; }
@@ -111,7 +114,7 @@ class Ring final : public LinkOwner, public RecvSink {
   // Memory of earlier copies: fresh pages for each operation would cost more than the copying.
   using Spares = std::vector<std::vector<std::byte>>;
   static constexpr size_t kMaxSpare = 1u << 20;
-  static constexpr size_t kMaxSpares = 8;
+  static constexpr size_t kMaxSpares = 16;
   struct Operation {
     uint64_t step;
     uint32_t bucket;

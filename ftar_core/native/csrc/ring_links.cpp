@@ -87,6 +87,17 @@ void Ring::add_open(std::vector<Conn*>* out) const {
   if (in_) in_->add_open(out);
 }
 
+void Ring::asked() {
+  if (out_) out_->asked();
+  if (in_) in_->asked();
+}
+
+void Ring::take_back() {
+  std::vector<Conn*> open;
+  add_open(&open);
+  for (Conn* c : open) c->lend(false);
+}
+
 std::vector<LinkStat> Ring::links(double now) const {
   std::vector<LinkStat> out;
   for (const LinkEnd* link : {static_cast<const LinkEnd*>(out_.get()), static_cast<const LinkEnd*>(in_.get())}) {
