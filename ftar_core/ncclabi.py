@@ -1,4 +1,4 @@
-"""NCCL's network plugin interface as NCCL itself uses it, in ctypes: for tests, and for jobs without GPUs (ncclrun.py).
+"""NCCL's network plugin interface as NCCL itself uses it, in ctypes: for tests, and for jobs without GPUs (ncclrun).
 
 The structures are written from the same facts as the plugin's, not from its code. One class speaks all versions.
 """

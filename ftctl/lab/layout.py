@@ -104,7 +104,9 @@ def check(options: LabOptions) -> None:
     if options.job not in JOBS:
         raise UsageProblem(f"--job {options.job}", f"not one of {', '.join(JOBS)}", "ftctl lab up --help")
     _within("replicas", options.replicas, 2 if options.job == NCCL else 1, MAX_NODES)
-    _within("ranks", options.ranks, 1, 1 if options.job == NCCL else MAX_RANKS)
+    if options.job == NCCL and options.ranks != 1:
+        raise UsageProblem(f"--ranks {options.ranks}", "with --job nccl every node has one rank", "ftctl lab up --help")
+    _within("ranks", options.ranks, 1, MAX_RANKS)
     _within("rails", options.rails, 1, MAX_RAILS)
     _within("step-ms", options.step_ms, 0, 60_000)
     _within("steps", options.steps, 0, 10**9)

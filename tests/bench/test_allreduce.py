@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ftar_core.native._core")
 from ftar_core.bench import allreduce
-from ftar_core.bench.__main__ import main
 from ftar_core.bench.report import BenchError
 
 
@@ -32,26 +31,6 @@ def test_three_systems_are_measured_in_one_run() -> None:
         assert min(row["ours_us"], row["gloo_us"], row["wire_us"]) > 0
         assert row["ratio_gloo"] == pytest.approx(row["gloo_us"] / row["ours_us"], abs=0.01)
         assert row["ratio_wire"] == pytest.approx(row["wire_us"] / row["ours_us"], abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("allreduce", "--sizes", "1Q"), "'1Q': a size such as 64K"),
-        (("allreduce", "--sizes", "6"), "multiple of 4"),
-        (("allreduce", "--sizes", "8G"), "from 4 B to 1 GiB"),
-        (("allreduce", "--ranks", "1"), "from 2 to 64 ranks"),
-        (("allreduce", "--ranks", "two"), "numbers such as 2,4"),
-        (("allreduce", "--seconds", "0"), "--seconds"),
-        (("alreduce",), "no such benchmark"),
-    ],
-)
-def test_wrong_input_is_named(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(args) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert said in err
 
 
 def test_a_rank_that_dies_is_told_with_its_last_words() -> None:

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 
 pytest.importorskip("ftar_core.native._core")
-from ftar_core.bench.__main__ import main
 from ftar_core.bench.faults import Done, Line, Watch, longest_gap_ms, recognised_ms, understood
 from ftar_core.bench.svg import Mark, Panel, Span, draw
 
@@ -42,22 +41,6 @@ def test_faults_under_traffic_cost_no_byte_and_are_drawn(tmp_path: Path) -> None
             assert 0 < row["detect_ms_p50"] <= row["detect_ms_p99"]
     words = {element.text for element in ElementTree.fromstring(picture.read_text()).iter()}
     assert {"fails", "repaired", "rail0", "rail1"} <= words
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("failover", "--faults", "carrier,cosmic"), "'cosmic'; there are none, carrier"),
-        (("failover", "--count", "0"), "--count"),
-        (("failover", "--svg", "/nowhere/at/all.svg"), "no directory /nowhere/at"),
-    ],
-)
-def test_wrong_input_is_named(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(args) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert said in err
 
 
 def watched(*lines: tuple[int, int, int, str]) -> Watch:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ftar_core.native._core")
-from ftar_core.bench.__main__ import main
 from ftar_core.bench.p2p import Case, row
 from ftar_core.bench.report import UsageError, parse_sizes, percentile, shown
 
@@ -42,25 +41,6 @@ def test_a_ratio_is_the_median_of_the_rounds_and_above_one_when_ours_is_faster()
     shown = row(Case(4096, 8), found)
     assert (shown["ours_us"], shown["socket_us"], shown["unprotected_us"]) == (10, 20, 10)
     assert (shown["ratio_socket"], shown["protection_cost"]) == (1.1, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("p2p", "--sizes", "big"), "'big': a size such as 64K"),
-        (("p2p", "--sizes", "2G"), "from 1 B to 1 GiB"),
-        (("p2p", "--latency", "x"), "'x': a size"),
-        (("p2p", "--in-flight", "33"), "--in-flight"),
-        (("p2p", "--seconds", "-1"), "--seconds"),
-        (("p2p", "--rounds", "0"), "--rounds"),
-    ],
-)
-def test_wrong_input_is_named(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(args) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert said in err
 
 
 def test_its_processes_end_with_it_however_it_ends() -> None:

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 pytest.importorskip("ftar_core.native._core")
-from ftar_core.bench.__main__ import main
 from ftar_core.bench.stripe import Case
 
 
@@ -44,23 +43,3 @@ def test_goals() -> None:
     assert Case((1000, 250), "stripe").goal() == pytest.approx(1.1875, abs=0.001)
     assert Case((1000, 250), "backup").shown() == "1000"
     assert Case((1000, 250), "stripe").shown() == "1000+250"
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("stripe", "--rates", "1000"), "'1000': two to four rates"),
-        (("stripe", "--rates", "1000+fast"), "'1000+fast'"),
-        (("stripe", "--rates", "1+1"), "10 to 100000"),
-        (("stripe", "--modes", "bond"), "'bond'; there are socket, backup, stripe"),
-        (("stripe", "--size", "1M,2M"), "one size"),
-        (("stripe", "--seconds", "0"), "--seconds"),
-        (("stripe", "--rounds", "0"), "--rounds"),
-    ],
-)
-def test_wrong_input_is_named(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(args) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert said in err

@@ -136,7 +136,7 @@ def test_the_coordinator_can_read_its_command_line(lab: tuple[LabPaths, Manifest
 def test_a_lab_that_runs_nccl_has_ranks_and_no_coordinator(
     lab: tuple[LabPaths, Manifest, credentials.Credentials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftar_core.ncclrun import _arguments, read_place
+    from ftar_core.ncclrun.__main__ import _arguments, read_place
 
     place, manifest, made = lab
     monkeypatch.setenv("FTAR_NET_OPTIONS", "heartbeat_ms=20")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -133,6 +134,24 @@ class Net:
 
     def lose_no_more(self, node: int, rail: int, to: int) -> None:
         ip("-n", self.ns(node), "neigh", "del", f"10.77.{rail}.{to + 1}", "dev", f"rail{rail}")
+
+    def outage(self, dice: random.Random, node: int, rail: int, silent_to: int | None) -> None:
+        """A rail fails for up to 0.3 s and comes back, now and then with the other one failing meanwhile.
+
+        `silent_to`: frames to that node vanish, carrier up; None: the link goes down."""
+        if silent_to is None:
+            self.link(node, rail, "down")
+        else:
+            self.lose_silently(node, rail, silent_to)
+        time.sleep(dice.choice([0, 0.01, 0.05, 0.3]))  # the outage itself
+        if dice.random() < 0.4:
+            self.link(node, 1 - rail, "down")
+            time.sleep(dice.choice([0, 0.05, 0.4]))
+            self.link(node, 1 - rail, "up")
+        if silent_to is None:
+            self.link(node, rail, "up")
+        else:
+            self.lose_no_more(node, rail, silent_to)
 
 
 class Worker:

@@ -5,11 +5,10 @@ Runs in a child of multiprocessing's fork server, which has torch imported alrea
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ import ftar_core
 from ftar_core.native import core
 from ftar_core.training.session import TrainingOptions
 
-from .trainer import FEATURES, SAMPLES, data
+from .trainer import FEATURES, SAMPLES, as_rank, data
 
 MAX_NORM = 0.5
 
@@ -49,17 +48,7 @@ def model_of(width: int) -> nn.Sequential:
 
 
 def run(recipe: ShardedRecipe) -> None:
-    with recipe.log.open("ab", buffering=0) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
-    os.environ.update(recipe.environment)
-    torch.set_num_threads(1)
-    try:
-        train(recipe)
-    except ftar_core.FtarError as error:
-        print(f"error: {error}\nhint: {error.hint}", flush=True)
-        sys.exit(2)
+    as_rank(recipe.environment, recipe.log, partial(train, recipe))
 
 
 def train(recipe: ShardedRecipe) -> None:

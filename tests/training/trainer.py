@@ -9,7 +9,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,18 +66,23 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, inputs @ torch.linspace(-1, 1, FEATURES)[:, None]
 
 
-def run(recipe: Recipe) -> None:
-    with recipe.log.open("ab", buffering=0) as log:
+def as_rank(environment: dict[str, str], log_file: Path, work: Callable[[], None]) -> None:
+    """Turn this child into a rank: its output to the log, its environment, one clear line for an error of ours."""
+    with log_file.open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
-    os.environ.update(recipe.environment)
+    os.environ.update(environment)
     torch.set_num_threads(1)
     try:
-        train(recipe)
+        work()
     except ftar_core.FtarError as error:
         print(f"error: {error}\nhint: {error.hint}", flush=True)
         sys.exit(2)
+
+
+def run(recipe: Recipe) -> None:
+    as_rank(recipe.environment, recipe.log, partial(train, recipe))
 
 
 def train(recipe: Recipe) -> None:

@@ -48,9 +48,11 @@ Placement Inbox::begins(int rail, const FrameHeader& h) {
     if (const char* reason = find_place(m)) return refuse(reason, false);
   }
   const Placement later{Placement::Kind::later, nullptr, nullptr};
-  std::byte* into = m.into + h.offset;
+  std::byte* into = nullptr;
   Bounce* bounce = nullptr;
-  if (!m.placed) {
+  if (m.placed) {
+    into = m.into == nullptr ? nullptr : m.into + h.offset;  // an empty message may have no place
+  } else {
     if (ahead == 0) return later;
     if (bounced_ + h.length > std::max<uint64_t>(window_, h.length)) return refuse("more bytes than the sender's window", true);
     auto made = std::make_unique<Bounce>();

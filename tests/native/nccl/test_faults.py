@@ -207,19 +207,7 @@ def test_anything_pulled_at_any_time_costs_no_byte(seed: int, mode: str) -> None
         for _ in range(12):
             node, rail, other = dice.randrange(3), dice.randrange(2), dice.choice([1, 2])
             silent = dice.random() < 0.3
-            if silent:
-                net.lose_silently(node, rail, (node + other) % 3)
-            else:
-                net.link(node, rail, "down")
-            time.sleep(dice.choice([0, 0.01, 0.05, 0.3]))
-            if dice.random() < 0.4:
-                net.link(node, 1 - rail, "down")
-                time.sleep(dice.choice([0, 0.05, 0.4]))
-                net.link(node, 1 - rail, "up")
-            if silent:
-                net.lose_no_more(node, rail, (node + other) % 3)
-            else:
-                net.link(node, rail, "up")
+            net.outage(dice, node, rail, (node + other) % 3 if silent else None)
         rig.advance(5)
         before = [p.ask("resources") for p in rig.peers]
         for _ in range(3):

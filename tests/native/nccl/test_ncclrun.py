@@ -17,7 +17,8 @@ import pytest
 
 from ftar_core.errors import SettingsError
 from ftar_core.ncclabi import Plugin
-from ftar_core.ncclrun import CANARY, SIZES, WINDOW, Counts, Incoming, Outgoing, Tape, read_place, size_of
+from ftar_core.ncclrun.__main__ import read_place
+from ftar_core.ncclrun.traffic import CANARY, SIZES, WINDOW, Counts, Incoming, Outgoing, Tape, size_of
 
 from .abi import pair
 from .rig import LOOPBACK
