@@ -27,31 +27,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sized
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
 
 from ftar_core.errors import FtarError, SettingsError
-from ftar_core.protocol.effects import End
-from ftar_core.protocol.events import LeaveNow
 from ftar_core.runtime.settings import Settings, read_settings
 from ftar_core.training.data import BatchSampler, Source
-from ftar_core.training.exchange import Place, Role
 from ftar_core.training.feed import open_feed
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
-from ftar_core.training.lockstep import Do
-from ftar_core.training.plan import DEFAULT_BUCKET_BYTES, make_plan
+from ftar_core.training.options import TrainingOptions
+from ftar_core.training.plan import make_plan
 from ftar_core.training.shadow import Shadow
-from ftar_core.training.state import Stateful, check_transferable, parameters_digest, state_digest
-from ftar_core.training.stepping import Leave, Stepper
-from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES
+from ftar_core.training.state import Stateful, check_transferable, parameters_digest
+from ftar_core.training.stepping import Stepper
+from ftar_core.training.turns import Turn, Turns
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 
@@ -65,22 +59,6 @@ log = logging.getLogger("ftar.session")
 
 T = TypeVar("T")
 DATA = "data"  # the name of the data among the registered state
-LEAVE_S = 2.0  # for the coordinator to hear that this replica leaves
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """What hardly anybody has to change. Sizes in bytes, times in seconds."""
-
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
-    stream_buffer_bytes: int = DEFAULT_BUFFER_BYTES  # a shadow that is further behind starts again
-    warm_up_steps: int = 2
-    end_grace_s: float = 10.0  # then a training thread that hangs is not waited for
-
-
-class _Turn(Enum):
-    TRAIN = "train"
-    WARM_UP = "warm-up"
 
 
 class Session:
@@ -128,12 +106,7 @@ class Session:
         self._taker = GradientTaker(model, self.plan, self._bucket_full)
         self._journal = Journal(self._settings.journal, self._settings.replica, self._settings.rank)
         self._ledger = StepLedger(self._journal)
-        self._wiring: Wiring | None = None
-        self._stepper: Stepper | None = None
-        self._shadow: Shadow | None = None
-        self._turn: _Turn | None = None
-        self._contributes = False  # and will until it ends
-        self._over: End | None = None
+        self._turns: Turns | None = None  # once the loop has begun
 
     # --- for the user's loop ---------------------------------------------------------------------------------------
 
@@ -144,22 +117,22 @@ class Session:
     @property
     def running(self) -> bool:
         """The job has not ended for this replica."""
-        return self._over is None
+        return self._turns is None or self._turns.over is None
 
     @property
     def current_step(self) -> int:
         """The step that is being worked on; the first is 1."""
-        return self._s.applied + 1 if self._stepper is not None else 1
+        return self._turns.step if self._turns is not None else 1
 
     @property
     def contributors(self) -> tuple[str, ...]:
         """Replicas that contributed to the last committed step."""
-        return self._stepper.contributors if self._stepper is not None else ()
+        return self._turns.stepper.contributors if self._turns is not None else ()
 
     @property
     def warming_up(self) -> bool:
         """This turn of the loop is a shadow's warm-up: its gradients are dropped, its loss says nothing."""
-        return self._turn is _Turn.WARM_UP
+        return self._turns is not None and self._turns.current is Turn.WARM_UP
 
     @property
     def mean_loss(self) -> float | None:
@@ -205,7 +178,7 @@ class Session:
         else:
             source = BatchSampler(dataset, batch_size, seed=seed)
         source.bind(self._settings.rank, self._settings.world_size)
-        with contextlib.closing(self._turns(source)) as turns:
+        with contextlib.closing(self._loop(source)) as turns:
             for number in turns:
                 yield torch.tensor(source.indices(number), dtype=torch.int64)
 
@@ -217,74 +190,75 @@ class Session:
         and read there. What is trained is remembered with the model, as part `data` of its state.
         """
         feed = open_feed(loader, self.replica, self._settings.rank, self._settings.world_size)
-        with contextlib.closing(feed), contextlib.closing(self._turns(feed.source)) as turns:
+        with contextlib.closing(feed), contextlib.closing(self._loop(feed.source)) as turns:
             for number in turns:
-                place = self._w.exchange.place()
+                place = self._begun.wiring.exchange.place()
                 members = place.epoch.names() if place.epoch is not None else ()
                 try:
                     item = feed.any() if self.warming_up else feed.get(number, place.deal, members)
                 except FtarError as error:
-                    self._leave(f"its data: {error}", RankExit.USAGE)
+                    self._begun.leave(f"its data: {error}", RankExit.USAGE)
                     raise
                 yield item
 
-    def _turns(self, source: Source) -> Generator[int, None, None]:
+    def _loop(self, source: Source) -> Generator[int, None, None]:
         """The number of the batch of one turn after the other."""
         source.check_begin()
         if all(part is not source for part in self._parts.values()):
             if DATA in self._parts:
                 raise SettingsError(f"state {DATA!r}: the session registers that itself", hint="choose another name")
             self._parts[DATA] = source
-        self._start(source)
+        turns = self._start(source)
         try:
             while True:
-                batch = self._next_turn()
+                batch = turns.next()
                 if batch is None:
                     return
-                if self._turn is _Turn.TRAIN:
+                if turns.current is Turn.TRAIN:
                     self.weight = source.weight(batch)
-                self._w.in_user_code = True
+                turns.wiring.in_user_code = True
                 yield batch
-                if self._turn is not None:
+                if turns.current is not None:
                     raise FtarError(
                         "the loop asked for the next batch before session.step() was called for this one",
                         hint="call session.step(loss) once at the end of each turn",
                     )
         finally:
-            self._w.in_user_code = False
-            if self._over is None:
-                self._leave("the training loop was left before the job's last step", RankExit.RESTART)
+            turns.wiring.in_user_code = False
+            if turns.over is None:
+                turns.leave("the training loop was left before the job's last step", RankExit.RESTART)
 
     def step(self, loss: torch.Tensor | float | None = None, *, tokens: int = 0) -> None:
         """The gradients of this turn are there: reduce, wait for the commit, update. `loss` (for people) and `tokens`
         (of this replica's batch) are for the journal and status."""
-        turn, self._turn = self._turn, None
-        if self._wiring is not None:
-            self._wiring.in_user_code = False
-        if turn is None:
+        turns, turn = self._turns, None
+        if turns is not None:
+            turn, turns.current = turns.current, None
+            turns.wiring.in_user_code = False
+        if turns is None or turn is None:
             raise FtarError(
                 "session.step() outside of a turn of session.batches()",
                 hint="call it once at the end of each turn of the loop",
             )
-        if turn is _Turn.WARM_UP:
+        if turn is Turn.WARM_UP:
             self._taker.begin(Mode.DISCARD)
             return
-        self._finish_step(_number(loss), tokens, weight=None)
+        turns.finish_step(_number(loss), tokens, weight=None)
 
     def close(self) -> None:
         """Leave the job now (a loop that runs to its end does not need it)."""
-        if self._over is None and self._wiring is not None:
-            self._leave("the session was closed", RankExit.RESTART)
+        if self._turns is not None and self._turns.over is None:
+            self._turns.leave("the session was closed", RankExit.RESTART)
         self._taker.close()
 
     # --- turns -----------------------------------------------------------------------------------------------------
 
-    def _start(self, source: Source) -> None:
-        if self._wiring is not None:
+    def _start(self, source: Source) -> Turns:
+        if self._turns is not None:
             raise FtarError(
                 "session.batches() was called twice", hint="one loop a session: a job has one sequence of steps"
             )
-        self._wiring = Wiring(
+        wiring = Wiring(
             settings=self._settings,
             plan=self.plan,
             retained=self._taker.retained,
@@ -297,8 +271,8 @@ class Session:
             stream_buffer_bytes=self._options.stream_buffer_bytes,
             end_grace_s=self._options.end_grace_s,
         )
-        self._stepper = Stepper(
-            wiring=self._wiring,
+        stepper = Stepper(
+            wiring=wiring,
             taker=self._taker,
             plan=self.plan,
             model=self.model,
@@ -309,64 +283,34 @@ class Session:
             journal=self._journal,
             ledger=self._ledger,
         )
-        self._shadow = Shadow(
-            wiring=self._wiring,
-            stepper=self._stepper,
+        shadow = Shadow(
+            wiring=wiring,
+            stepper=stepper,
             plan=self.plan,
             parts=self._parts,
             warm_ups=self._options.warm_up_steps,
             buffer_bytes=self._options.stream_buffer_bytes,
         )
-        log.info("%s: %s", self._wiring.name, self.plan.describe())
+        self._turns = Turns(
+            wiring=wiring,
+            stepper=stepper,
+            shadow=shadow,
+            taker=self._taker,
+            journal=self._journal,
+            ledger=self._ledger,
+            model=self.model,
+            optimizer=self.optimizer,
+        )
+        log.info("%s: %s", wiring.name, self.plan.describe())
         self._journal.write("data", source.describe())
-        self._wiring.start()
+        wiring.start()
+        return self._turns
 
     @property
-    def _w(self) -> Wiring:
-        if self._wiring is None:
+    def _begun(self) -> Turns:
+        if self._turns is None:
             raise FtarError("the session has not been started", hint="iterate over session.batches()")
-        return self._wiring
-
-    @property
-    def _s(self) -> Stepper:
-        if self._stepper is None:
-            raise FtarError("the session has not been started", hint="iterate over session.batches()")
-        return self._stepper
-
-    def _next_turn(self) -> int | None:
-        """The batch number for the user's next turn; None when the job is over. Steps without a batch for this replica,
-        and catch-up, happen inside."""
-        exchange, stepper, shadow = self._w.exchange, self._s, self._shadow
-        while self._over is None and shadow is not None:
-            end = exchange.ended()
-            if end is not None:
-                self._finish(end)
-                return None
-            place = exchange.place()
-            self._report(place)
-            in_step = place.role is Role.CONTRIBUTOR and stepper.applied == place.step - 1
-            self._contributes = self._contributes and in_step
-            if self._contributes and not place.stopping:
-                shadow.contributing(place)
-                with self._leaving():
-                    stepper.begin(place)
-                batch = place.deal.batches.get(self.replica)
-                if batch is not None:
-                    self._turn = _Turn.TRAIN
-                    return batch
-                self._finish_step(None, 0, weight=0.0)
-            elif place.stopping:
-                exchange.wait(1.0)
-            else:
-                with self._leaving():
-                    doing = shadow.turn(place)
-                if doing is Do.CONTRIBUTE:
-                    self._contributes = True
-                elif doing is Do.WARM_UP:
-                    self._taker.begin(Mode.DISCARD)
-                    self._turn = _Turn.WARM_UP
-                    return stepper.applied
-        return None
+        return self._turns
 
     def _default_update(self) -> None:
         self.optimizer.step()
@@ -375,88 +319,7 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _bucket_full(self, bucket: int) -> None:
-        self._w.exchange.produced(bucket)
-
-    def _finish_step(self, loss: float | None, tokens: int, *, weight: float | None) -> None:
-        with self._leaving():
-            end = self._s.finish(loss, tokens, weight=weight)
-        if end is not None:
-            self._finish(end)
-
-    @contextlib.contextmanager
-    def _leaving(self) -> Iterator[None]:
-        """Carry a Leave out: tell the coordinator, end, then let the user's own exception or SystemExit through."""
-        try:
-            yield
-        except Leave as leave:
-            self._leave(leave.reason, leave.exit_code)
-            if leave.__cause__ is not None:
-                raise leave.__cause__ from None
-            raise SystemExit(int(leave.exit_code)) from None
-
-    # --- the end ---------------------------------------------------------------------------------------------------
-
-    def _report(self, place: Place) -> None:
-        state = "starting"
-        if place.holding:
-            state = "blocked"
-        elif self._shadow is not None and self._shadow.state is not None:
-            state = self._shadow.state
-        elif place.role is Role.CONTRIBUTOR:
-            state = "contributing"
-        epoch = place.epoch.id if place.epoch is not None else place.last_commit_epoch
-        self._w.reporter.update(
-            state=state,
-            step=self.current_step,
-            term=epoch.term.number,
-            epoch=epoch.number,
-            contributors=place.epoch.names() if place.epoch is not None else self.contributors,
-            last_stall_ms=self._ledger.stall_ms,
-            tokens_per_s=self._ledger.tokens_per_s,
-            loss=self._ledger.loss,
-        )
-
-    def _leave(self, reason: str, exit_code: int) -> None:
-        """Tell the coordinator why, wait a moment until it has heard, end."""
-        self._w.post(LeaveNow(reason, exit_code))
-        deadline = time.monotonic() + LEAVE_S
-        while self._w.exchange.ended() is None and time.monotonic() < deadline:
-            self._w.exchange.drop_commits()
-            self._w.exchange.wait(0.05)
-        self._shut_down(End(exit_code, reason))
-
-    def _finish(self, end: End) -> None:
-        """The member has ended. Returns after the job's regular end, else raises SystemExit."""
-        self._shut_down(end)
-        if end.exit_code != RankExit.FINISHED:
-            raise SystemExit(int(end.exit_code))
-
-    def _shut_down(self, end: End) -> None:
-        self._over = end
-        self._turn = None
-        level = logging.INFO if end.exit_code == RankExit.FINISHED else logging.WARNING
-        log.log(
-            level,
-            "%s ends after step %d (exit code %d): %s",
-            self._w.name,
-            self.current_step - 1,
-            end.exit_code,
-            end.reason,
-        )
-        if self._shadow is not None:
-            self._shadow.close()
-        if self._wiring is not None:
-            self._wiring.close()
-        self._taker.close()
-        self._ledger.ended(
-            step=self.current_step - 1,
-            exit_code=int(end.exit_code),
-            reason=end.reason,
-            incarnation=self._w.incarnation,
-            params_digest=parameters_digest(self.model),
-            optimizer_digest=state_digest(self.optimizer),
-        )
-        self._journal.close()
+        self._begun.wiring.exchange.produced(bucket)
 
 
 def _number(loss: torch.Tensor | float | None) -> float | None:

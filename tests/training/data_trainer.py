@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import ftar_core
 from ftar_core.native import core
-from ftar_core.training.session import TrainingOptions
+from ftar_core.training.options import TrainingOptions
 
 
 @dataclass

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 import ftar_core
 from ftar_core.native import core
-from ftar_core.training.session import TrainingOptions
+from ftar_core.training.options import TrainingOptions
 
 from .trainer import FEATURES, SAMPLES, as_rank, data
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import ftar_core
 from ftar_core.native import core
-from ftar_core.training.session import TrainingOptions
+from ftar_core.training.options import TrainingOptions
 
 SAMPLES = 512
 FEATURES = 8

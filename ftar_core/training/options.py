@@ -1,0 +1,18 @@
+"""Options of a training session that hardly anybody has to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftar_core.training.plan import DEFAULT_BUCKET_BYTES
+from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What hardly anybody has to change. Sizes in bytes, times in seconds."""
+
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    stream_buffer_bytes: int = DEFAULT_BUFFER_BYTES  # a shadow that is further behind starts again
+    warm_up_steps: int = 2
+    end_grace_s: float = 10.0  # then a training thread that hangs is not waited for
