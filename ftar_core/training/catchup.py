@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ftar_core.runtime.rails import Rail
 from ftar_core.training.follow import Follower, Identity, ReplayStep, Snapshot
 from ftar_core.training.plan import BucketPlan
-from ftar_core.training.state import Stateful, load_state
+from ftar_core.training.restore import load_state
+from ftar_core.training.state import Stateful
 from ftar_core.wire.ids import NO_EPOCH, EpochId
 from ftar_core.wire.messages import MemberInfo
 from ftar_core.wire.team import Ballot, Front

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from ftar_core.errors import FtarError, SettingsError, StateMismatch
 from ftar_core.protocol import sampler
 from ftar_core.training.data import BatchSampler, Source
+from ftar_core.training.restore import load_state
 from ftar_core.training.sampling import batch_indices
-from ftar_core.training.state import check_transferable, encode_state, load_state
+from ftar_core.training.state import check_transferable, encode_state
 from ftar_core.training.stream import Stream
 from ftar_core.wire.messages import Deal
 

@@ -13,14 +13,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ftar_core.errors import StateMismatch
+from ftar_core.training.restore import decode_tree, load_state
 from ftar_core.training.state import (
     EncodedState,
     Stateful,
     TensorInfo,
     check_transferable,
-    decode_tree,
     encode_state,
-    load_state,
     parameters_digest,
     raw_bytes,
     state_digest,
