@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from types import FrameType
@@ -14,7 +15,10 @@ from ftar_core.coordinator.service import RESTART, Service
 from ftar_core.coordinator.store import FileStore
 from ftar_core.errors import FencedError, FtarError, SettingsError
 from ftar_core.protocol.coordinator import Coordinator
+from ftar_core.runtime import breakpoints
 from ftar_core.runtime.clock import SystemClock
+from ftar_core.runtime.settings import read_breakpoints
+from ftar_core.wire.breakpoints import coordinator_points
 
 USAGE = 2
 FAILED = 1
@@ -41,6 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(options: Options) -> int:
+    specs = read_breakpoints(os.environ, coordinator_points())
+    if specs is not None:
+        armed = breakpoints.Breakpoints()
+        armed.arm(specs)
+        breakpoints.install(armed)
     sockets = listen(options.listen)
     store = FileStore(options.store, options.config.job)
     claim = store.claim(new=options.new, record_lost=options.record_lost)

@@ -17,7 +17,7 @@ import secrets
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -48,11 +48,13 @@ from ftar_core.protocol.events import (
     RecordFailed,
     Tick,
 )
+from ftar_core.runtime import breakpoints
 from ftar_core.runtime.channel import Channel
 from ftar_core.runtime.clock import Clock, SystemClock
 from ftar_core.runtime.waker import Waker
 from ftar_core.wire import heartbeat
 from ftar_core.wire.address import Address
+from ftar_core.wire.breakpoints import kebab
 from ftar_core.wire.codec import FrameParser, prove, proved, to_coordinator, vouch
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import (
@@ -128,6 +130,7 @@ class Service:
         self._fence_at = 0.0
         self._accept_at: float | None = None
         self._ticked_at = 0.0
+        self._step = 0  # of the last message that named one, for breakpoints
 
     def stop(self, exit_code: int, reason: str) -> None:
         """From any thread or a signal handler: end the service. Members are told nothing and wait for the next one."""
@@ -178,14 +181,15 @@ class Service:
         self._busy = True
         try:
             while self._queue and self._exit is None:
-                self._carry_out(self._machine.handle(self._queue.popleft(), self._clock.now()))
+                self._carry_out(list(self._machine.handle(self._queue.popleft(), self._clock.now())))
         finally:
             self._busy = False
 
-    def _carry_out(self, effects: Iterable[CoordinatorEffect]) -> None:
+    def _carry_out(self, effects: Sequence[CoordinatorEffect]) -> None:
         for effect in effects:
             match effect:
                 case Persist(record):
+                    self._passes("before-record", _message_behind(effects))
                     try:
                         self._store.write(record)
                     except (FencedError, StoreUnknown) as error:
@@ -195,8 +199,11 @@ class Service:
                         log.error("%s", _with_hint(error))
                         self._queue.appendleft(RecordFailed(_with_hint(error)))  # before all that happened meanwhile
                         return
+                    self._passes("after-record", _message_behind(effects))
                 case Send(conn, message):
+                    self._passes("before-send", message)
                     self._send(conn, message)
+                    self._passes("after-send", message)
                 case Reply(conn, reply):
                     self._send(conn, reply)
                 case Close(conn, why):
@@ -214,6 +221,14 @@ class Service:
             self._store.raise_floor(promised.number)
         except StoreError as error:
             log.error("%s", _with_hint(error))
+
+    def _passes(self, point: str, message: Message | None) -> None:
+        if breakpoints.armed is None:
+            return
+        self._step = max(self._step, getattr(message, "step", 0))
+        breakpoints.passes(point, self._step)
+        if message is not None:
+            breakpoints.passes(f"{point}:{kebab(message)}", self._step)
 
     def _emit(self, event: EventView) -> None:
         event = self._events.add(event, self._clock.time())
@@ -274,6 +289,7 @@ class Service:
             peer.half_close()
 
     def _arrived(self, peer: Peer, message: ToCoordinator) -> None:
+        self._passes("heard", message)
         match (peer.kind, message):
             case (Kind.STRANGER, Hello() | OpHello()):
                 self._hello(peer, message)
@@ -404,6 +420,11 @@ class Service:
         self._peers.clear()
         self._selector.close()
         self._waker.close()
+
+
+def _message_behind(effects: Sequence[CoordinatorEffect]) -> Message | None:
+    """What is said once the record of this list is written."""
+    return next((effect.message for effect in effects if isinstance(effect, Send)), None)
 
 
 def _with_hint(error: StoreError) -> str:

@@ -121,6 +121,10 @@ class Engine:
     def abort(self) -> None:
         """No operation touches its buffers after this returns; the epoch's links are closed."""
 
+    def break_at(self, step: int, bucket: int, signal: int) -> None:
+        """The point `bucket` of wire/breakpoints.py: send `signal` to this process once, in the middle of `bucket` (-1:
+        of any) of `step` or of the first step after it."""
+
     def links(self) -> list[LinkStat]: ...
     def close(self) -> None: ...
 

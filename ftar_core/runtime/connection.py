@@ -33,6 +33,7 @@ from ftar_core.protocol.effects import (
     Wait,
 )
 from ftar_core.protocol.events import Challenged, Disconnected, MemberEvent, Received, Tick
+from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.clock import Clock, SystemClock
 from ftar_core.runtime.control import ControlConnection
 from ftar_core.runtime.dialer import Backoff
@@ -40,7 +41,7 @@ from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.waker import Waker
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.ids import EpochId, Term
-from ftar_core.wire.messages import EpochInfo, Message, RankInfo, Welcome
+from ftar_core.wire.messages import Done, EpochInfo, Message, RankInfo, Welcome
 
 log = logging.getLogger("ftar.member")
 
@@ -236,6 +237,8 @@ class MemberRuntime:
         match effect:
             case Tell(message):
                 self._control.tell(message)
+                if isinstance(message, Done):
+                    passes("done-sent", message.step)
             case EnterEpoch():
                 self._delegate.enter_epoch(effect)
             case ApplyCommit():

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from ftar_core.errors import FtarError, SettingsError, WireError
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
 from ftar_core.protocol.events import MemberEvent
+from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.channel import Channel
 from ftar_core.runtime.leader import ASSEMBLE_S, FAREWELL_S, SLOW_S, RankDelegate
 from ftar_core.runtime.settings import Settings
@@ -46,6 +47,7 @@ from ftar_core.wire.team import (
     FromLeader,
     PrepareOrder,
     RankHello,
+    RankReduced,
     TeamChallenge,
     TeamRefused,
     TeamWelcome,
@@ -102,7 +104,7 @@ class TeamFollower:
     def post(self, event: MemberEvent) -> None:
         report = report_of(event)
         if report is not None:
-            self._call(lambda: self._send(report))
+            self._call(lambda: self._report(report))
 
     def tell(self, message: Message) -> None:
         if isinstance(message, RailNotice):
@@ -258,6 +260,11 @@ class TeamFollower:
         if channel is not None and not channel.broken:
             channel.send(message)
             self._watch(channel)
+
+    def _report(self, report: Message) -> None:
+        self._send(report)
+        if isinstance(report, RankReduced):
+            passes("done-sent", report.step)
 
     def _watch(self, channel: Channel[FromLeader]) -> None:
         if channel.broken:

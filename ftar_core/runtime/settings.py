@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ftar_core.errors import SettingsError
 from ftar_core.runtime.rails import Interfaces, Rail, interfaces, parse_rails
+from ftar_core.wire import breakpoints
 from ftar_core.wire.address import Address, parse_address
 from ftar_core.wire.ids import valid_name
 from ftar_core.wire.tokens import read_token
@@ -23,6 +24,7 @@ MODES = ("backup", "stripe")
 DEFAULT_RAILS = "lo=127.0.0.1"
 KNOWN = (
     "FTAR_AGENT",
+    "FTAR_BREAKPOINTS",
     "FTAR_COORDINATOR",
     "FTAR_JOB",
     "FTAR_JOURNAL",
@@ -55,6 +57,7 @@ class Settings:
     agent: Path | None = None  # the agent's ranks socket
     mode: str | None = None  # what rails do: "backup" or "stripe"; None: the engine's default
     journal: Path | None = None  # directory for the JSON lines of each step
+    breakpoints: tuple[breakpoints.Spec, ...] | None = None  # where to fail on purpose; None: nowhere, ever
     coordinator_wait_s: float = 600.0  # until a Welcome says otherwise
 
 
@@ -91,6 +94,7 @@ def read_settings(
         leader=_leader(env) if world_size > 1 else None,
         agent=_agent(env),
         journal=_journal(env),
+        breakpoints=read_breakpoints(env, breakpoints.rank_points()),
     )
 
 
@@ -193,6 +197,19 @@ def _journal(env: Mapping[str, str]) -> Path | None:
     if not os.access(path, os.W_OK | os.X_OK):
         raise SettingsError(f"FTAR_JOURNAL={text}: this user may not write there", hint="choose another directory")
     return path
+
+
+def read_breakpoints(env: Mapping[str, str], points: tuple[str, ...]) -> tuple[breakpoints.Spec, ...] | None:
+    """FTAR_BREAKPOINTS; None if it is not set. Raises SettingsError."""
+    text = env.get("FTAR_BREAKPOINTS", "").strip()
+    if not text:
+        return None
+    try:
+        return breakpoints.parse(text, points)
+    except ValueError as error:
+        raise SettingsError(
+            f"FTAR_BREAKPOINTS: {error}", hint="write POINT[,step=N][,action=kill|stop|raise|sleep]..., or unset it"
+        ) from None
 
 
 def _number(env: Mapping[str, str], variable: str, *, default: int, lowest: int) -> int:

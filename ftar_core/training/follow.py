@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from ftar_core.errors import StateMismatch, WireError
+from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.rails import Rail
 from ftar_core.training.plan import BucketPlan
 from ftar_core.training.state import MAX_TENSORS, EncodedState, TensorInfo, empty_tensor, raw_bytes
@@ -329,6 +330,7 @@ class Follower:
         connection.receive_chunk(chunk, memory)
         fetch.moved = True
         fetch.offset += chunk.size
+        passes("fetch", fetch.offer.step)
         if fetch.offset == len(memory):
             fetch.tensor, fetch.offset = fetch.tensor + 1, 0
             self._skip_empty(fetch)

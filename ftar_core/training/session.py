@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from ftar_core.errors import FtarError, SettingsError
+from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.settings import Settings, read_settings
 from ftar_core.training.data import BatchSampler, Source
 from ftar_core.training.feed import open_feed
@@ -319,6 +320,7 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _bucket_full(self, bucket: int) -> None:
+        passes("backward", self.current_step, bucket)
         self._begun.wiring.exchange.produced(bucket)
 
 

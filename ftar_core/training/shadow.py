@@ -11,6 +11,7 @@ import msgspec
 
 from ftar_core.errors import StateMismatch
 from ftar_core.protocol.events import ShadowAt
+from ftar_core.runtime.breakpoints import passes
 from ftar_core.training.catchup import CatchUp
 from ftar_core.training.exchange import Place, Role
 from ftar_core.training.follow import Identity
@@ -56,6 +57,7 @@ class Shadow:
         self._holds_state, self._warm_ups = True, 0  # the loop's body runs here from now on
         self._wiring.server.serve(True)
         if catch_up is not None:
+            passes("promote", place.step)
             catch_up.close()
             self._lost_since = None
             # Once more, now that this member is in the epoch: the state before its first step is really here.

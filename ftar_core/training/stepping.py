@@ -17,6 +17,7 @@ from torch import nn
 from ftar_core.protocol.effects import End
 from ftar_core.protocol.events import StepReduced
 from ftar_core.protocol.sampler import NOTHING_DEALT
+from ftar_core.runtime.breakpoints import passes
 from ftar_core.training.data import Source
 from ftar_core.training.digests import step_digest
 from ftar_core.training.exchange import News, Place, Role
@@ -85,6 +86,7 @@ class Stepper:
         self._buffers.remember()
         self._wiring.phase(Phase.FORWARD, place.step)
         self._began = time.monotonic()
+        passes("forward", place.step)
 
     def finish(self, loss: float | None, tokens: int, *, weight: float | None) -> End | None:
         """All gradients of the step are there: reduce, wait for the commit, update. Returns the end of the member if
@@ -101,6 +103,7 @@ class Stepper:
             news = self._exchange.wait(1.0)
             if news is News.REDUCED:
                 epoch = self._exchange.reduced_epoch()
+                passes("reduced", step)
                 if epoch is not None and self._announce(step, epoch, loss, produced):
                     announced, reduced = epoch, time.monotonic()
             elif news is News.COMMIT:
@@ -162,6 +165,7 @@ class Stepper:
         else:
             log.warning("step %d: gradients were not finite somewhere, nobody updates", commit.step)
         self.applied = commit.step
+        passes("updated", commit.step)
         self._source.stands_at(commit.deal)
         self.contributors = commit.contributors
         self._taker.begin(Mode.OFF)
@@ -182,6 +186,7 @@ class Stepper:
 
     def _run_update(self, step: int) -> None:
         self._wiring.phase(Phase.UPDATE, step)
+        passes("update", step)
         self._taker.mode = Mode.OFF
         self._taker.give_back()
         self._wiring.in_user_code = True
@@ -197,6 +202,7 @@ class Stepper:
     def replay(self, item: ReplayStep) -> None:
         """Apply a step that others have committed, exactly as they did. Raises Leave."""
         began = time.monotonic()
+        passes("replay", item.step)
         self._taker.begin(Mode.OFF)
         if item.verdict is Verdict.APPLY:
             for mine, theirs in zip(self._taker.reduced, item.buckets, strict=True):

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ftar_core.errors import SettingsError, WireError
+from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.forks import not_in_children
 from ftar_core.runtime.rails import Rail
 from ftar_core.training.state import EncodedState
@@ -348,6 +349,7 @@ class StateServer:
             for index in range(request.tensor, len(snapshot.tensors)):
                 offset = request.offset if index == request.tensor else 0
                 connection.send_tensor(index, snapshot.tensors[index], offset)
+                passes("serve", step)
                 self._check(subscription, generation)
                 if subscription.cut:
                     return

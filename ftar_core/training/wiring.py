@@ -22,6 +22,7 @@ from ftar_core.native import core, require
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
 from ftar_core.protocol.events import MemberEvent, PeerUnreachable, RingReady
 from ftar_core.protocol.member import Member as MemberMachine
+from ftar_core.runtime import breakpoints
 from ftar_core.runtime.connection import MemberRuntime
 from ftar_core.runtime.follower import TeamFollower
 from ftar_core.runtime.leader import TeamLeader
@@ -119,6 +120,7 @@ class Wiring:
         self.reporter = Reporter(settings, self.engine.links)
         self._agreement: Agreement | None = None
         self.runtime: RankRuntime = self._make_runtime(state_digest, begin)
+        breakpoints.install(self._breakpoints())
 
     def _make_runtime(self, state_digest: str, begin: Deal) -> RankRuntime:
         settings = self.settings
@@ -147,6 +149,13 @@ class Wiring:
             team = TeamFollower(settings, self, info=self._info, facts=facts, find=find, extra=extra)
         self._agreement = Agreement(team.vote, lambda: self.exchange.ended() is not None)
         return team
+
+    def _breakpoints(self) -> breakpoints.Breakpoints | None:
+        if self.settings.breakpoints is None:
+            return None
+        made = breakpoints.Breakpoints(self.settings.rank, self.engine.break_at)
+        made.arm(self.settings.breakpoints)
+        return made
 
     def agree(self, mine: Ballot) -> tuple[Ballot, ...]:
         """The ballots of all ranks of the replica, once all have voted; empty if the replica ends instead."""
@@ -216,6 +225,7 @@ class Wiring:
     def prepare_ring(self, epoch: EpochInfo) -> None:
         self._remember(epoch.id)
         self.exchange.prepare_ring(epoch)
+        breakpoints.passes("join-prepare", self._progress[0])
 
     def discard_ring(self, epoch: EpochId) -> None:
         self.exchange.discard_ring(epoch)
@@ -224,6 +234,7 @@ class Wiring:
         self._remember(order.epoch.id)
         self._rails_down.clear()
         self.exchange.enter_epoch(order)
+        breakpoints.passes("epoch", order.step)
         self.reporter.update(
             state="contributing",
             step=order.step,
@@ -244,6 +255,7 @@ class Wiring:
         )
 
     def apply_commit(self, order: ApplyCommit) -> None:
+        breakpoints.passes("commit-received", order.commit.step)
         self.exchange.apply_commit(order)
 
     def follow_sources(self, order: FollowSources) -> None:

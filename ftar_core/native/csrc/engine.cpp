@@ -217,6 +217,11 @@ std::vector<LinkStat> Engine::links() {
   return out;
 }
 
+void Engine::break_at(uint64_t step, int64_t bucket, int signal) {
+  const auto lock = locked();
+  breakpoint = {true, step, bucket, signal};
+}
+
 void Engine::close() {
   if (transport_.forked()) return;
   {

@@ -41,6 +41,7 @@ class Engine final : public EventSink {
                               uint64_t count, DType dtype, int timeout_ms);
   void abort();
   std::vector<LinkStat> links();
+  void break_at(uint64_t step, int64_t bucket, int signal);  // see Breakpoint
   void close();
 
   void emit(Event event) override;

@@ -209,6 +209,7 @@ void bind_engine(nb::module_& m) {
           nb::arg("epoch"), nb::arg("step"), nb::arg("bucket"), nb::arg("src"), nb::arg("dst"), nb::arg("count"),
           nb::arg("dtype"), nb::arg("timeout_ms"))
       .def("abort", &Engine::abort, nogil)
+      .def("break_at", &Engine::break_at, nb::arg("step"), nb::arg("bucket"), nb::arg("signal"), nogil)
       .def("links",
            [](Engine& self) {
              std::vector<LinkStat> links;

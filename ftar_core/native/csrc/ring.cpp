@@ -1,6 +1,9 @@
 // See ring.h.
 #include "ring.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -22,6 +25,12 @@ constexpr uint64_t kInlineBytes = 32768;
 uint32_t part(int hop, uint64_t index) { return (static_cast<uint32_t>(hop) << kChunkBits) | static_cast<uint32_t>(index); }
 
 }  // namespace
+
+void Breakpoint::passed(uint64_t at_step, uint32_t at_bucket) {
+  if (at_step < step || (bucket >= 0 && bucket != static_cast<int64_t>(at_bucket))) return;
+  armed = false;
+  ::kill(::getpid(), signal);
+}
 
 std::vector<std::pair<int, int>> pair_rails(const Member& from, const Member& to) {
   std::vector<std::pair<int, int>> pairs;
@@ -261,6 +270,7 @@ void Ring::received(const FrameHeader& h) {
   const std::shared_ptr<Operation> op = it->second;
   const int hop = static_cast<int>(h.part >> kChunkBits);
   if (op->to_receive == 0) return;  // a peer that repeats itself; nothing may be added twice
+  if (events_.breakpoint.armed) events_.breakpoint.passed(op->step, op->bucket);
   --op->to_receive;
   if (op->small) {
     if (hop + 1 < size_ - 1) send_copy(op, hop + 1, wrap(me_ - 1 - hop));

@@ -72,10 +72,22 @@ struct LinkStat {
   int hold_left_ms = 0;
 };
 
+// The middle of a bucket as a place to fail at (runtime/breakpoints.py): own chunks are sent, the first of others is here.
+struct Breakpoint {
+  bool armed = false;
+  uint64_t step = 0;    // this one or later
+  int64_t bucket = -1;  // -1: any
+  int signal = 0;       // sent to the own process
+
+  void passed(uint64_t at_step, uint32_t at_bucket);
+};
+
 class EventSink {
  public:
   virtual ~EventSink() = default;
   virtual void emit(Event event) = 0;
+
+  Breakpoint breakpoint;  // by the transport's lock
 };
 
 // Which rail of one member leads to which rail of another: by name, or by position if they share no name.

@@ -1,0 +1,78 @@
+"""Where a process passes a named point (wire/breakpoints.py). Off, it is one comparison with None.
+
+`install` is called once, at the start, with what FTAR_BREAKPOINTS says; a process without that variable can never be
+armed, neither then nor later. What a point does it does in the thread that passes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ftar_core.wire.breakpoints import Action, Spec
+
+log = logging.getLogger("ftar.breakpoints")
+SIGNALS = {Action.KILL: signal.SIGKILL, Action.STOP: signal.SIGSTOP}
+
+
+class BreakpointHit(Exception):
+    """action=raise."""
+
+
+class Breakpoints:
+    """Specs and how often each was passed. `rank`: of this process. `native(step, bucket, signal)` arms the point that
+    the native core passes. Any thread may pass."""
+
+    def __init__(self, rank: int = 0, native: Callable[[int, int, int], None] | None = None) -> None:
+        self._rank, self._native = rank, native
+        self._lock = threading.Lock()
+        self._specs: list[tuple[Spec, list[int]]] = []  # with how often it was passed
+
+    def arm(self, specs: Sequence[Spec]) -> None:
+        with self._lock:
+            for spec in specs:
+                if spec.rank in (-1, self._rank):
+                    log.warning("breakpoint armed: %s", spec.text())
+                    if spec.point == "bucket" and self._native is not None:
+                        self._native(spec.step, spec.bucket, SIGNALS[spec.action])
+                    else:
+                        self._specs.append((spec, [0]))
+
+    def passed(self, point: str, step: int, bucket: int) -> None:
+        due: list[Spec] = []
+        with self._lock:
+            for spec, seen in self._specs:
+                if spec.point == point and step >= spec.step and spec.bucket in (-1, bucket):
+                    seen[0] += 1
+                    if spec.skip < seen[0] <= spec.skip + spec.count:
+                        due.append(spec)
+        for spec in due:
+            _fail(spec, step)
+
+
+def _fail(spec: Spec, step: int) -> None:
+    log.warning("breakpoint %s at step %d: %s", spec.point, step, spec.action.value)
+    if spec.action in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[spec.action])
+    elif spec.action is Action.SLEEP:
+        time.sleep(spec.ms / 1000.0)
+    else:
+        raise BreakpointHit(spec.text())
+
+
+armed: Breakpoints | None = None
+
+
+def install(breakpoints: Breakpoints | None) -> None:
+    global armed
+    armed = breakpoints
+
+
+def passes(point: str, step: int = 0, bucket: int = -1) -> None:
+    """This process is at that point of that step."""
+    if armed is not None:
+        armed.passed(point, step, bucket)

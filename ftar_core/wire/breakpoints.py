@@ -1,0 +1,181 @@
+"""Named points of a step at which a process can be made to fail, and the one parser of what is asked for there.
+
+A recovery protocol is tested where it is weakest by failing exactly there: after the last bucket and before the commit,
+between the record and the message. Kills at random times hit such a moment once in thousands, so processes pass named
+points, and at one of them do what FTAR_BREAKPOINTS asks for (runtime/breakpoints.py). Without that variable nothing
+can be asked for.
+
+    FTAR_BREAKPOINTS='reduced,step=12'                          kill this process between the last bucket and the commit
+    FTAR_BREAKPOINTS='serve,action=sleep,ms=300,count=5; update,step=40,action=raise'
+    FTAR_BREAKPOINTS='after-record:new-epoch'                   of a coordinator
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from ftar_core.wire import messages
+
+MAX_TEXT = 4096
+MAX_SPECS = 32
+
+# What a rank passes; the thread is the training thread unless another is named.
+RANK_POINTS = {
+    "forward": "a batch was dealt to this replica, the step begins",
+    "backward": "the last gradient of a bucket is there, the bucket is not submitted yet",
+    "bucket": "the middle of a bucket: own chunks are sent, the first of others has arrived (native I/O thread)",
+    "reduced": "all buckets of the step are reduced here, nobody was told",
+    "done-sent": "this rank's word that the step is reduced was sent (control thread)",
+    "commit-received": "the commit has arrived, the training thread does not know yet (control thread)",
+    "update": "the step is committed, parameters are not changed yet",
+    "updated": "the update has run, the next step was not begun",
+    "epoch": "a new epoch was entered (control thread)",
+    "join-prepare": "the links of an epoch to come are being connected (control thread)",
+    "fetch": "catching up: a piece of a state has arrived (follower's thread)",
+    "serve": "a piece of this replica's state was sent to one that catches up (state server's thread)",
+    "replay": "catching up: a step that others committed is about to be applied",
+    "promote": "caught up: the first step as a contributor begins",
+}
+
+
+def kebab(message: type | object) -> str:
+    """NewEpoch -> new-epoch"""
+    name = message.__name__ if isinstance(message, type) else type(message).__name__
+    return "".join("-" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+_SENT = (
+    messages.Welcome,
+    messages.Refused,
+    messages.Catchup,
+    messages.Prepare,
+    messages.PrepareCancel,
+    messages.NewEpoch,
+    messages.Commit,
+    messages.Join,
+    messages.Hold,
+    messages.Evicted,
+)
+_HEARD = (
+    messages.Hello,
+    messages.Done,
+    messages.Prepared,
+    messages.CaughtUp,
+    messages.Progress,
+    messages.Unreachable,
+    messages.Leaving,
+    messages.OpRequest,
+)
+SENT = tuple(kebab(m) for m in _SENT)
+HEARD = tuple(kebab(m) for m in _HEARD)
+# With the name of the message (the first one behind the record that goes with it), or without for any.
+COORDINATOR_POINTS = {
+    "before-record": SENT,
+    "after-record": SENT,
+    "before-send": SENT,
+    "after-send": SENT,
+    "heard": HEARD,
+}
+
+
+class Action(Enum):
+    KILL = "kill"  # SIGKILL to the own process
+    STOP = "stop"  # SIGSTOP
+    RAISE = "raise"  # an exception in the thread that passes
+    SLEEP = "sleep"  # that thread sleeps for `ms`
+
+
+@dataclass(frozen=True)
+class Spec:
+    """`step`: at this step or the first time later (0: at any). `rank`, `bucket`: this one only (-1: any). `skip`: pass
+    by so often before; `count`: fail so often."""
+
+    point: str
+    step: int = 0
+    rank: int = -1
+    bucket: int = -1
+    action: Action = Action.KILL
+    ms: int = 0
+    skip: int = 0
+    count: int = 1
+
+    def text(self) -> str:
+        parts = [self.point]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "point" and value != field.default:
+                parts.append(f"{field.name}={value.value if isinstance(value, Action) else value}")
+        return ",".join(parts)
+
+
+_NUMBERS = ("step", "rank", "bucket", "ms", "skip", "count")
+
+
+def rank_points() -> tuple[str, ...]:
+    return tuple(RANK_POINTS)
+
+
+def coordinator_points() -> tuple[str, ...]:
+    return tuple(
+        name
+        for point, names in COORDINATOR_POINTS.items()
+        for name in (*((point,) if point != "heard" else ()), *(f"{point}:{message}" for message in names))
+    )
+
+
+def parse(text: str, points: tuple[str, ...]) -> tuple[Spec, ...]:
+    """Specs separated by `;`. `allow` alone asks for nothing. Raises ValueError with one clear line."""
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"longer than {MAX_TEXT} characters")
+    pieces = [piece.strip() for piece in text.split(";")]
+    specs = tuple(_parse_one(piece, points) for piece in pieces if piece and piece != "allow")
+    if len(specs) > MAX_SPECS:
+        raise ValueError(f"{len(specs)} breakpoints, at most {MAX_SPECS} are taken")
+    return specs
+
+
+def _parse_one(text: str, points: tuple[str, ...]) -> Spec:
+    point, *options = (part.strip() for part in text.split(","))
+    if point not in points:
+        near = difflib.get_close_matches(point, points, n=1, cutoff=0.6)
+        raise ValueError(f"no point {point!r} here" + (f", did you mean {near[0]!r}?" if near else ""))
+    action = Action.KILL
+    numbers: dict[str, int] = {}
+    seen: set[str] = set()
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or name not in (*_NUMBERS, "action"):
+            raise ValueError(f"{point}: {option!r} is none of action=, {'=, '.join(_NUMBERS)}=")
+        if name in seen:
+            raise ValueError(f"{point}: {name} is given twice")
+        seen.add(name)
+        if name == "action":
+            action = _action(point, value)
+        else:
+            numbers[name] = _number(point, name, value)
+    spec = Spec(point, action=action, **numbers)
+    if (spec.action is Action.SLEEP) != (spec.ms > 0):
+        raise ValueError(f"{point}: action=sleep and ms=N belong together")
+    if spec.count < 1:
+        raise ValueError(f"{point}: count must be at least 1")
+    if spec.point == "bucket":
+        if spec.action not in (Action.KILL, Action.STOP):
+            raise ValueError(f"{point}: the native thread can only kill or stop its process")
+        if spec.skip or spec.count != 1:
+            raise ValueError(f"{point}: skip and count do not go with it")
+    return spec
+
+
+def _action(point: str, value: str) -> Action:
+    try:
+        return Action(value)
+    except ValueError:
+        raise ValueError(f"{point}: action {value!r} is none of {', '.join(a.value for a in Action)}") from None
+
+
+def _number(point: str, name: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit()) or len(value) > 12:
+        raise ValueError(f"{point}: {name}={value!r} is no whole number of at least 0")
+    return int(value)
