@@ -392,7 +392,7 @@ class Service:
                 continue  # anybody can send anything; nothing is kept, nothing is answered
             conn = self._by_cookie.get(beat.cookie)
             if conn is not None:
-                self._feed(BeatSeen(conn, beat.phase, beat.step, beat.produced, beat.reduced, beat.rank))
+                self._feed(BeatSeen(conn, beat.phase, beat.step, beat.produced, beat.reduced, beat.team))
 
     # --- housekeeping ----------------------------------------------------------------------------------------------
 

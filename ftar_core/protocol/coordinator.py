@@ -112,16 +112,10 @@ class Coordinator:
                 if replica is not None:
                     replica.last_life = now
                     self._message(replica, message, now)
-            case BeatSeen(conn, phase, step, produced, reduced, rank):
+            case BeatSeen(conn):
                 replica = job.table.by_conn.get(conn)
-                if replica is not None and rank > 0:
-                    if rank < len(replica.ranks):
-                        replica.rank_beats[rank] = now
-                elif replica is not None:
-                    replica.last_life, replica.beats, replica.phase = now, True, phase
-                    replica.produced, replica.reduced = produced, reduced
-                    if not replica.shadow:
-                        replica.step = step
+                if replica is not None:
+                    replica.heard(event, now)
             case ConnectionClosed(conn, why):
                 replica = job.table.by_conn.get(conn)
                 if replica is not None:

@@ -2,7 +2,7 @@
 
 A process that dies closes its connection, and that is seen in milliseconds without any of this. Heartbeats find what
 a closed connection cannot show: a host without power, a cut cable, a stopped process. They come from a native thread,
-so a held GIL is no silence.
+so a held GIL is no silence. A leader's beat tells of its other ranks, which beat to it (wire/heartbeat.py).
 
 One silent replica is suspected, then evicted; of several ranks the quietest counts. Many at once, or a timer of our own
 that fires late, is the coordinator's or the network's trouble: nobody died of that. Then everybody gets one more
@@ -90,7 +90,8 @@ def _reset(job: Job, now: float, why: str) -> None:
     """Nobody's silence so far counts."""
     for replica in job.table:
         replica.last_life = now
-        replica.rank_beats = dict.fromkeys(replica.rank_beats, now)
+        if replica.quiet is not None:
+            replica.quiet = (replica.quiet[0], now)
     job.emit(
         "detector.reset", job.config.job, f"{why}: everybody gets another {job.config.detection.evict_after_s:g} s"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ftar_core.wire.heartbeat import TeamBeat
 from ftar_core.wire.ids import EpochId, Term
 from ftar_core.wire.messages import Hello, Message, OpRequest
 
@@ -32,14 +33,14 @@ class ConnectionClosed:
 
 @dataclass(frozen=True)
 class BeatSeen:
-    """A heartbeat with the cookie of `conn`."""
+    """A leader's heartbeat with the cookie of `conn`: its own progress, and what it knows of its other ranks."""
 
     conn: int
     phase: int
     step: int
     produced: int
     reduced: int
-    rank: int = 0
+    team: TeamBeat | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ftar_core.protocol.events import BeatSeen
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import Hello, MemberInfo, RankInfo
 
@@ -111,12 +112,14 @@ class Replica:
     last_step_wish: int = 0
     holds_state: bool = True  # False from its join until it has shown that the state before its step has arrived
     hello: Hello | None = None  # the latest of the present incarnation
-    phase: int = 0
+    phase: int = 0  # of the rank that has produced least, as are `produced` and `reduced`
     produced: int = 0
     reduced: int = 0
     last_life: float = 0.0  # last message or heartbeat
     beats: bool = False  # heartbeats arrive on this connection
-    rank_beats: dict[int, float] = field(default_factory=dict)  # the last heartbeat of each rank above 0
+    quiet: tuple[int, float] | None = None  # of the ranks above 0, who was heard of last longest ago, and when
+    slowest: int = 0  # the rank that has produced least
+    sharing: int = 1  # so many ranks stand where that one stands
     loss: float | None = None
     step_ms: float | None = None
     backoff_s: float = 0.0  # before its next join is prepared, after trouble with the last
@@ -142,7 +145,24 @@ class Replica:
 
     def quietest(self) -> tuple[int, float]:
         """The rank that was heard of last longest ago, and when. Any rank that is gone takes its replica with it."""
-        return min([(0, self.last_life), *self.rank_beats.items()], key=lambda beat: beat[1])
+        own = (0, self.last_life)
+        return own if self.quiet is None or self.last_life <= self.quiet[1] else self.quiet
+
+    def heard(self, beat: BeatSeen, now: float) -> None:
+        """A heartbeat of its leader."""
+        self.last_life, self.beats = now, True
+        step, team = beat.step, beat.team
+        if team is None:
+            self.phase, self.produced, self.reduced = beat.phase, beat.produced, beat.reduced
+            self.slowest, self.sharing = 0, 1
+        else:
+            step = team.step
+            self.phase, self.produced, self.reduced = team.phase, team.produced, team.reduced
+            self.slowest, self.sharing = team.least, team.sharing
+            if team.quietest < len(self.ranks):
+                self.quiet = (team.quietest, now - team.silent_ms / 1000)
+        if not self.shadow:
+            self.step = step
 
     @property
     def shadow(self) -> bool:
@@ -177,7 +197,7 @@ class Table:
         if replica.conn is not None:
             self.by_conn.pop(replica.conn, None)
         replica.conn, replica.last_life, replica.beats = conn, now, False
-        replica.rank_beats = {}
+        replica.quiet = None
         self.by_conn[conn] = replica
 
     def detach(self, replica: Replica) -> None:

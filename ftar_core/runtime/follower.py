@@ -85,6 +85,7 @@ class TeamFollower:
         self._waker = Waker()
         self._calls: deque[Callable[[], None]] = deque()
         self._channel: Channel[FromLeader] | None = None
+        self._leader_host = ""
         self._early: list[FromLeader] = []  # orders that came together with the welcome
         self._thread = threading.Thread(target=self._run, name="ftar-rank", daemon=True)
         self._stop = False
@@ -190,6 +191,7 @@ class TeamFollower:
         ):
             raise WireError("what answers there does not know the job token")
         channel.parser.limit = FRAME_LIMIT
+        self._leader_host = channel.sock.getpeername()[0]
         return channel
 
     def _next(self, channel: Channel[FromLeader], deadline: float) -> FromLeader:
@@ -291,8 +293,8 @@ class TeamFollower:
                 delegate.follow_sources(FollowSources(sources))
             case WaitOrder(reason):
                 delegate.waiting(reason)
-            case Welcomed(cookie, host, port, interval_ms, incarnation):
-                delegate.welcomed(cookie, host, port, interval_ms, incarnation)
+            case Welcomed(cookie, port, interval_ms, incarnation):
+                delegate.welcomed(cookie, self._leader_host, port, interval_ms, incarnation)
             case Call(number):
                 delegate.called(number)
             case Agreed(number, ballots):

@@ -25,10 +25,12 @@ from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
 from ftar_core.protocol.events import MemberEvent
 from ftar_core.runtime.channel import Channel
 from ftar_core.runtime.connection import MemberMachine, MemberRuntime
+from ftar_core.runtime.pulse import Pulse
 from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.team import RankFacts, Team, event_of, joint_hash, misfit
 from ftar_core.wire.address import Address
 from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, nonce, prove, proved
+from ftar_core.wire.heartbeat import rank_interval_ms
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import EpochInfo, Message, RailNotice, RankInfo
 from ftar_core.wire.team import (
@@ -100,7 +102,8 @@ class _Rank:
 
 class TeamLeader:
     """`publish` tells the other ranks the address at which this one listens. `machine` makes the member machine from
-    the hash of the initial state of all ranks. `extra` as for MemberRuntime.
+    the hash of the initial state of all ranks. `pulse`: this rank's heartbeats, in which those of the others are summed
+    up. `extra` as for MemberRuntime.
 
     Raises SettingsError from `start` for ranks that do not come, or do not fit together."""
 
@@ -113,9 +116,12 @@ class TeamLeader:
         info: RankInfo,
         facts: RankFacts,
         publish: Callable[[Address], None],
+        pulse: Pulse | None = None,
         extra: Sequence[tuple[int, Callable[[], None]]] = (),
     ) -> None:
         self._settings, self._delegate, self._machine = settings, delegate, machine
+        self._pulse = pulse
+        self._bound = ""
         self._info, self._facts = info, facts
         self._publish = publish
         self._extra = extra
@@ -133,6 +139,7 @@ class TeamLeader:
         listener, address = listen(self._settings)
         try:
             listener.setblocking(False)
+            self._bound = listener.getsockname()[0]
             self._selector.register(listener, selectors.EVENT_READ, lambda _mask: self._accept(listener))
             self._publish(address)
             self._assemble()
@@ -350,16 +357,20 @@ class TeamLeader:
     def welcomed(
         self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int
     ) -> None:
+        self._delegate.welcomed(cookie, heartbeat_host, heartbeat_port, interval_ms, incarnation)
+        ranks = self._settings.world_size
+        gathered = self._pulse.gather(self._bound, ranks) if self._pulse is not None else None
+        if gathered is None and self._pulse is not None:
+            log.warning("heartbeats of the other ranks cannot be received at %s: only a death is noticed", self._bound)
+        port, its_cookie = gathered or (0, b"")
         self._order(
             Welcomed(
-                cookie=cookie,
-                host=heartbeat_host,
-                port=heartbeat_port,
-                interval_ms=interval_ms,
+                cookie=its_cookie,
+                port=port,
+                interval_ms=rank_interval_ms(interval_ms, ranks),
                 incarnation=incarnation,
             )
         )
-        self._delegate.welcomed(cookie, heartbeat_host, heartbeat_port, interval_ms, incarnation)
 
     def prepare_ring(self, epoch: EpochInfo) -> None:
         self._team.prepared(epoch.id)

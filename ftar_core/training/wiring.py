@@ -26,6 +26,7 @@ from ftar_core.runtime import breakpoints
 from ftar_core.runtime.connection import MemberRuntime
 from ftar_core.runtime.follower import TeamFollower
 from ftar_core.runtime.leader import TeamLeader
+from ftar_core.runtime.pulse import Pulse
 from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.team import RankFacts
 from ftar_core.training import rendezvous
@@ -83,7 +84,7 @@ class Wiring:
         self._plan, self._last_step, self._journal = plan, last_step, journal
         self._end_grace_s = end_grace_s
         self._lock = threading.Lock()
-        self._heartbeat: core.Heartbeat | None = None
+        self._pulse = Pulse(settings.rank)
         self._phase = Phase.STARTUP
         self._progress = (0, 0, 0)
         self._epochs: dict[bytes, EpochId] = {}  # by their keys on the links; the last few
@@ -142,6 +143,7 @@ class Wiring:
                 info=self._info,
                 facts=facts,
                 publish=lambda address: rendezvous.publish(settings, address),
+                pulse=self._pulse,
                 extra=extra,
             )
         else:
@@ -179,10 +181,7 @@ class Wiring:
         """End everything, in the order in which nobody uses what is gone already."""
         self._end_noticed.set()
         self.runtime.close()
-        with self._lock:
-            heartbeat, self._heartbeat = self._heartbeat, None
-        if heartbeat is not None:
-            heartbeat.stop()
+        self._pulse.stop()
         self.engine.close()
         self.server.close()
         self.reporter.close()
@@ -196,9 +195,7 @@ class Wiring:
 
     def _progressed(self, step: int, produced: int, reduced: int) -> None:
         self._progress = (step, produced, reduced)
-        heartbeat = self._heartbeat
-        if heartbeat is not None:
-            heartbeat.progress(int(self._phase), step, produced, reduced)
+        self._pulse.progress(int(self._phase), step, produced, reduced)
 
     # --- MemberDelegate, called in the control loop's thread -------------------------------------------------------
 
@@ -212,15 +209,8 @@ class Wiring:
             self.incarnation = incarnation
             self.engine.set_incarnation(incarnation)
             self._journal.write("start", {"incarnation": incarnation, "pid": os.getpid(), "plan": self._plan.hash})
-        with self._lock:
-            if self._end_noticed.is_set():
-                return
-            if self._heartbeat is None:
-                rank = self.settings.rank
-                self._heartbeat = core.Heartbeat(heartbeat_host, heartbeat_port, cookie, rank, interval_ms)
-            else:
-                self._heartbeat.retarget(heartbeat_host, heartbeat_port, cookie, interval_ms)
-        self._progressed(*self._progress)
+        if heartbeat_port:
+            self._pulse.beat_to(heartbeat_host, heartbeat_port, cookie, interval_ms)
 
     def prepare_ring(self, epoch: EpochInfo) -> None:
         self._remember(epoch.id)

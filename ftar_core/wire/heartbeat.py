@@ -1,7 +1,11 @@
-"""The heartbeat datagram that a rank's native thread sends to the coordinator (UDP, the coordinator's port number).
+"""The heartbeat datagram of a rank's native thread: a leader's goes to the coordinator, another rank's to its leader.
 
-Little endian, 48 bytes: magic "FTHB", u8 version, u8 phase, u16 rank, 16 bytes cookie (from Welcome), u64 seq,
-u64 step, u32 buckets produced, u32 buckets reduced. Written by native/csrc/heartbeat.cpp, read here.
+UDP, little endian, 48 bytes: magic "FTHB", u8 version, u8 phase, u16 rank, 16 bytes cookie (from Welcome or Welcomed),
+u64 seq, u64 step, u32 buckets produced, u32 buckets reduced. The leader of several ranks adds 32 bytes about the others
+(`TeamBeat`), so that the coordinator hears one datagram a replica however many ranks that has: u16 ranks heard, u16 the
+quietest, u32 its silence in ms, u16 the rank that has produced least, u16 how many stand where it stands, u8 its phase,
+3 zero bytes, u64 its step, u32 its buckets produced, u32 reduced.
+Written by native/csrc/heartbeat.cpp and gather.cpp, read here.
 """
 
 from __future__ import annotations
@@ -14,8 +18,14 @@ import msgspec
 from ftar_core.errors import WireError
 
 FORMAT = struct.Struct("<4sBBH16sQQII")
+TEAM_FORMAT = struct.Struct("<HHIHHB3xQII")
 MAGIC = b"FTHB"
-VERSION = 1
+VERSION = 2
+
+# At most so many datagrams a second reach a leader while its ranks beat no slower than SLOWEST times the interval: with
+# suspicion after ten intervals (the default) three of them have to be lost before anybody is suspected.
+MOST_BEATS_S = 2000
+SLOWEST = 3
 
 
 class Phase(IntEnum):
@@ -31,6 +41,21 @@ class Phase(IntEnum):
     EVALUATION = 7
 
 
+class TeamBeat(msgspec.Struct, frozen=True):
+    """What a leader knows of its ranks. `least` is the one that has produced least by (step, produced, reduced), the
+    leader included; `sharing` ranks stand there (1: it stands out)."""
+
+    heard: int  # ranks above 0 that have sent a heartbeat at all
+    quietest: int  # of those, the one that was heard of longest ago
+    silent_ms: int
+    least: int
+    sharing: int
+    phase: Phase
+    step: int
+    produced: int
+    reduced: int
+
+
 class Beat(msgspec.Struct, frozen=True):
     phase: Phase
     rank: int
@@ -39,15 +64,25 @@ class Beat(msgspec.Struct, frozen=True):
     step: int
     produced: int
     reduced: int
+    team: TeamBeat | None = None
 
 
 def parse(datagram: bytes) -> Beat:
-    if len(datagram) != FORMAT.size:
-        raise WireError(f"heartbeat of {len(datagram)} bytes, {FORMAT.size} expected")
-    magic, version, phase, rank, cookie, seq, step, produced, reduced = FORMAT.unpack(datagram)
+    if len(datagram) not in (FORMAT.size, FORMAT.size + TEAM_FORMAT.size):
+        raise WireError(f"heartbeat of {len(datagram)} bytes, {FORMAT.size} or {TEAM_FORMAT.size} more expected")
+    magic, version, phase, rank, cookie, seq, step, produced, reduced = FORMAT.unpack_from(datagram)
     if magic != MAGIC or version != VERSION:
         raise WireError("not a heartbeat of this version")
     try:
-        return Beat(Phase(phase), rank, cookie, seq, step, produced, reduced)
+        team = None
+        if len(datagram) > FORMAT.size:
+            heard, quietest, silent_ms, least, sharing, its, *progress = TEAM_FORMAT.unpack_from(datagram, FORMAT.size)
+            team = TeamBeat(heard, quietest, silent_ms, least, sharing, Phase(its), *progress)
+        return Beat(Phase(phase), rank, cookie, seq, step, produced, reduced, team)
     except ValueError as error:
         raise WireError(str(error)) from None
+
+
+def rank_interval_ms(interval_ms: int, ranks: int) -> int:
+    """How often each of `ranks` ranks beats to its leader, where the leader does every `interval_ms`."""
+    return min(interval_ms * SLOWEST, max(interval_ms, ranks * 1000 // MOST_BEATS_S))

@@ -83,10 +83,10 @@ class Ballot(Part, frozen=True):
 
 
 class Welcomed(Message, frozen=True):
-    """A coordinator has accepted the replica: heartbeats go there, with this cookie and the rank's own number."""
+    """A coordinator has accepted the replica: heartbeats go to this UDP port of the leader, at the address where the
+    rank has reached it, with this cookie and the rank's own number. Port 0: none are wanted."""
 
     cookie: bytes
-    host: str
     port: int
     interval_ms: int
     incarnation: int

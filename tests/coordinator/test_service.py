@@ -195,20 +195,26 @@ def test_heartbeats_are_matched_by_cookie_and_junk_is_not(running: Running, scri
     assert isinstance(answer, Welcome)
     conn = script.until(MemberHello).conn
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-        good = heartbeat.FORMAT.pack(b"FTHB", 1, 2, 0, answer.cookie, 1, 17, 5, 4)
+        good = heartbeat.FORMAT.pack(b"FTHB", heartbeat.VERSION, 2, 0, answer.cookie, 1, 17, 5, 4)
+        others = heartbeat.TEAM_FORMAT.pack(3, 2, 150, 1, 1, 1, 17, 4, 3)
         for junk in (
             b"",
             b"x",
             b"\0" * 48,
             good[:-1],
             good + b"x",
+            good + others[:-1],
+            good + heartbeat.TEAM_FORMAT.pack(3, 2, 150, 1, 1, 99, 17, 4, 3),
             good.replace(answer.cookie, b"z" * 16),
             b"y" * 2000,
         ):
             udp.sendto(junk, ("127.0.0.1", running.port))
-        udp.sendto(struct.pack("<4sBB42x", b"FTHB", 1, 200), ("127.0.0.1", running.port))
+        udp.sendto(struct.pack("<4sBB42x", b"FTHB", heartbeat.VERSION, 200), ("127.0.0.1", running.port))
         udp.sendto(good, ("127.0.0.1", running.port))
+        udp.sendto(good + others, ("127.0.0.1", running.port))
     assert script.until(BeatSeen) == BeatSeen(conn, 2, 17, 5, 4)
+    team = heartbeat.TeamBeat(3, 2, 150, 1, 1, heartbeat.Phase.FORWARD, 17, 4, 3)
+    assert script.until(BeatSeen) == BeatSeen(conn, 2, 17, 5, 4, team)
     assert script.events.empty()
 
 

@@ -6,12 +6,12 @@ import contextlib
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from ftar_core.native import core
-from ftar_core.wire.heartbeat import Beat, Phase, parse
+from ftar_core.wire.heartbeat import Beat, Phase, TeamBeat, parse, rank_interval_ms
 
 
 @pytest.fixture(params=[socket.AF_INET, socket.AF_INET6])
@@ -87,6 +87,49 @@ def test_a_name_that_cannot_be_resolved_is_tried_again_not_fatal() -> None:
             assert receive(sock).cookie == b"e" * 16
         finally:
             heartbeat.stop()
+
+
+def test_a_leader_s_beat_tells_who_is_quiet_and_who_has_produced_least(coordinator: socket.socket) -> None:
+    host, port = coordinator.getsockname()[:2]
+    leader = core.Heartbeat(host, port, b"c" * 16, 0, 5)
+    leader.progress(Phase.REDUCE, 41, 7, 5)
+    ranks: list[core.Heartbeat] = []
+    try:
+        assert receive(coordinator).team is None
+        gathered = leader.gather(host, b"t" * 16, 4)
+        assert receive(coordinator).team is None, "nobody has beaten yet"
+        stranger = core.Heartbeat(host, gathered, b"x" * 16, 1, 5)
+        beyond = core.Heartbeat(host, gathered, b"t" * 16, 4, 5)
+        ranks += [stranger, beyond, *(core.Heartbeat(host, gathered, b"t" * 16, rank, 5) for rank in (1, 2, 3))]
+        for rank in ranks[2:]:
+            rank.progress(Phase.REDUCE, 41, 7, 5)
+        ranks[3].progress(Phase.FORWARD, 41, 3, 1)
+
+        def told(wanted: Callable[[TeamBeat], bool]) -> TeamBeat:
+            while True:
+                beat = receive(coordinator)
+                if beat.team is not None and wanted(beat.team):
+                    assert (beat.rank, beat.phase, beat.step, beat.produced) == (0, Phase.REDUCE, 41, 7)
+                    return beat.team
+
+        team = told(lambda t: t.heard == 3 and t.step == 41 and t.least == 2)
+        assert (team.sharing, team.phase, team.produced, team.reduced) == (1, Phase.FORWARD, 3, 1)
+        ranks[4].stop()
+        team = told(lambda t: t.quietest == 3 and t.silent_ms >= 300)
+        ranks[3].progress(Phase.REDUCE, 41, 7, 5)
+        team = told(lambda t: t.least == 0)
+        assert (team.sharing, team.produced, team.reduced) == (4, 7, 5)
+    finally:
+        for one in (leader, *ranks):
+            one.stop()
+    with pytest.raises(RuntimeError, match="no socket on"):
+        leader.gather("192.0.2.1", b"t" * 16, 2)
+    with pytest.raises(ValueError, match="2 to 65536 ranks"):
+        leader.gather("127.0.0.1", b"t" * 16, 1)
+
+
+def test_many_ranks_beat_to_their_leader_more_slowly_within_reason() -> None:
+    assert [rank_interval_ms(100, ranks) for ranks in (2, 200, 640, 5000)] == [100, 100, 300, 300]
 
 
 @pytest.mark.parametrize(

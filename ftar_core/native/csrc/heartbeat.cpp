@@ -96,6 +96,13 @@ void Heartbeat::retarget(std::string host, int port, std::string cookie, int int
   wake_->notify_all();
 }
 
+int Heartbeat::gather(const std::string& host, std::string cookie, int ranks) {
+  auto made = std::make_unique<Gather>(host, std::move(cookie), ranks);
+  std::lock_guard lock(mutex_);
+  gather_ = std::move(made);
+  return gather_->port();
+}
+
 void Heartbeat::stop() {
   {
     std::lock_guard lock(mutex_);
@@ -126,9 +133,10 @@ void Heartbeat::run() {
       failing = to.fd < 0;
       if (version != target_version_ || stopping_) continue;
     }
-    unsigned char d[48];
+    unsigned char d[kBeatBytes + kTeamBytes];
+    size_t bytes = kBeatBytes;
     std::memcpy(d, "FTHB", 4);
-    d[4] = 1;
+    d[4] = 2;
     d[5] = phase_;
     put16(d + 6, rank_);
     std::memcpy(d + 8, target.cookie.data(), 16);
@@ -136,8 +144,13 @@ void Heartbeat::run() {
     put64(d + 32, step_);
     put32(d + 40, produced_);
     put32(d + 44, reduced_);
+    if (gather_) {
+      const int64_t now_ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count();
+      gather_->drain(now_ms);
+      if (gather_->summary(d + kBeatBytes, {now_ms, phase_, step_, produced_, reduced_}, now_ms)) bytes += kTeamBytes;
+    }
     if (to.fd >= 0) {
-      const ssize_t n = ::sendto(to.fd, d, sizeof d, MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&to.address), to.length);
+      const ssize_t n = ::sendto(to.fd, d, bytes, MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&to.address), to.length);
       failing = n < 0;
     }
     wake_->wait_until(lock, now + std::chrono::milliseconds(target.interval_ms),

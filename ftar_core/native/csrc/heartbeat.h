@@ -1,10 +1,10 @@
-// Heartbeats to the coordinator from a native thread.
+// Heartbeats from a native thread: a leader's to the coordinator, another rank's to its leader (gather.h).
 //
 // A rank that holds Python's GIL for seconds (a large import, a C extension, a checkpoint) must not look dead, so the
 // beat does not pass through Python at all: a thread of its own sends one small datagram every interval with what the
 // rank last said about its progress. Lost datagrams are not sent again; the next one says more. The host name is
 // resolved on that thread, again after failures, so that a coordinator that moved is found.
-// Format: ftar_core/wire/heartbeat.py (48 bytes, little endian).
+// Format: ftar_core/wire/heartbeat.py (little endian).
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "forks.h"
+#include "gather.h"
 
 namespace ftar {
 
@@ -27,6 +28,9 @@ class Heartbeat {
 
   void progress(int phase, uint64_t step, uint32_t produced, uint32_t reduced);
   void retarget(std::string host, int port, std::string cookie, int interval_ms);
+  // The leader of `ranks` ranks: take in the others' beats from now on, and sum them up in mine. Returns the UDP port
+  // to which they go, with this cookie. Throws as Gather.
+  int gather(const std::string& host, std::string cookie, int ranks);
   void stop();  // no datagram leaves after this returns; may be called twice
 
  private:
@@ -50,6 +54,7 @@ class Heartbeat {
   uint64_t step_ = 0;
   uint32_t produced_ = 0;
   uint32_t reduced_ = 0;
+  std::unique_ptr<Gather> gather_;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -366,6 +366,12 @@ NB_MODULE(_core, m) {
             self.retarget(std::move(host), port, text(cookie), interval_ms);
           },
           nb::arg("host"), nb::arg("port"), nb::arg("cookie"), nb::arg("interval_ms"))
+      .def(
+          "gather",
+          [](Heartbeat& self, const std::string& host, nb::bytes cookie, int ranks) {
+            return self.gather(host, text(cookie), ranks);
+          },
+          nb::arg("host"), nb::arg("cookie"), nb::arg("ranks"))
       .def("stop", &Heartbeat::stop, nb::call_guard<nb::gil_scoped_release>());
   bind_engine(m);
   bind_pure(m);

@@ -17,6 +17,7 @@ from ftar_core.protocol.events import (
     Tick,
 )
 from ftar_core.protocol.record import Claim
+from ftar_core.wire.heartbeat import Phase, TeamBeat
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import (
     Commit,
@@ -230,9 +231,8 @@ def test_a_replica_is_as_alive_as_its_quietest_rank() -> None:
     for turn in range(60):
         desk.now += 0.1
         for conn in range(3):
-            desk.feed(BeatSeen(conn, 1, 1, 0, 0, 0))
-            if conn != 1 or turn < 10:
-                desk.feed(BeatSeen(conn, 1, 1, 0, 0, 1))
+            silent_ms = max(0, turn - 10) * 100 if conn == 1 else 20
+            desk.feed(BeatSeen(conn, 1, 1, 0, 0, TeamBeat(1, 1, silent_ms, 0, 2, Phase.FORWARD, 1, 0, 0)))
         desk.feed(Tick())
         if desk.state("r1") != "contributing":
             assert turn > 15

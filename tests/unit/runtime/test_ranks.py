@@ -155,7 +155,10 @@ def test_the_job_hears_of_a_replica_when_all_its_ranks_are_here(replica: Callabl
 def test_orders_reach_all_ranks_and_reports_are_the_leader_s_to_tell(replica: Callable[..., Replica]) -> None:
     r = replica()
     ((follower, rank1),) = r.together()
-    assert rank1.until("welcomed")[0] == b"c" * 16
+    cookie, host, port, interval_ms, incarnation = rank1.until("welcomed")
+    own = r.rank0.until("welcomed")
+    assert (host, port) == ("127.0.0.1", 0), "this leader takes in no heartbeats"
+    assert (cookie, interval_ms, incarnation) == (b"", own[3], own[4])
     epoch = EpochInfo(id=EpochId(TERM, 1), members=())
     deal = Deal(batches={"r0": 4}, cursor=5)
     r.coordinator.send(NewEpoch(term=TERM, epoch=epoch, step=5, deal=deal, lost={}, last_commit_epoch=NO_EPOCH))
