@@ -38,6 +38,7 @@ DETECTION_HELP = {
     "eviction_window_s": "the eviction window",
 }
 JOB_HELP = {
+    "spares": "hot spares wanted beside the replicas: they follow, and take the place of one that is lost or drained",
     "min_replicas": "hold the job while fewer replicas than this contribute",
     "start_timeout_s": "start without the missing replicas after this time, if there are at least --min-replicas",
     "steps": "end the job after this many steps (0: until `ftctl` or the training scripts end it)",
@@ -46,6 +47,7 @@ JOB_HELP = {
     "hold_exit_s": "end a job that has been held for this long",
     "member_wait_s": "how long replicas wait for a lost coordinator",
     "prepare_s": "try again to let a replica join if its links are not up after this time",
+    "promote_wait_s": "after a loss, how long the commit of that step waits until a hot spare is connected",
     "record_retry_s": "how often to try again to write the record after a failure",
     "record_check_s": "how often to write the record anew, so that a full disk shows before it matters",
     "finish_wait_s": "after the last step, how long to wait for replicas that have not heard of it",

@@ -22,6 +22,7 @@ from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import cancel_preparation, consider_joins, drains_due, follows, refresh_sources
 from ftar_core.protocol.membership import Cause, Replica, State
 from ftar_core.protocol.recovery import Basis
+from ftar_core.protocol.spares import drain_waits, promoted, vacate, waits_for_spare, watch_out
 from ftar_core.protocol.stalls import Incident
 from ftar_core.wire.messages import Commit, Done, EpochInfo, Hold, Join, MemberInfo, NewEpoch, Verdict
 
@@ -49,6 +50,8 @@ def _commit_step(job: Job, now: float) -> bool:
     if not _digests_agree(job, now):
         return bool(job.gone)
     last = last_reason(job)
+    if not last and waits_for_spare(job, now):
+        return False
     following, drained = _next_membership(job, now) if not last else (None, ())
     _send_commit(job, now, following, drained, last)
     return True
@@ -97,16 +100,16 @@ def _next_membership(job: Job, now: float) -> tuple[EpochInfo | None, tuple[str,
     """The epoch that comes into force with this commit, if any, and who leaves with it."""
     if job.gone:
         return None, ()  # the epoch change behind this commit cares for everybody
-    drained = drains_due(job)
-    if drained:
-        if not job.can_persist(now):
-            return None, ()
-        cancel_preparation(job, "a drain goes first")
-        return job.mint_epoch(m for m in job.epoch.members if m.replica not in drained), drained
     preparation = job.preparation
-    if preparation is not None and not preparation.waiting and follows(job) and job.can_persist(now):
-        return preparation.epoch, ()
-    return None, ()
+    if preparation is not None and not preparation.waiting and follows(job):
+        return (preparation.epoch, preparation.leaving) if job.can_persist(now) else (None, ())
+    if drain_waits(job, now):
+        return None, ()
+    drained = drains_due(job)
+    if not drained or not job.can_persist(now):
+        return None, ()
+    cancel_preparation(job, "a drain goes first")
+    return job.mint_epoch(m for m in job.epoch.members if m.replica not in drained), drained
 
 
 def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tuple[str, ...], last: str) -> None:
@@ -131,6 +134,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
         undo = snapshot(job, [*drained, *(m.replica for m in joined)])
         job.preparation = None
         job.table.cordoned |= frozenset(drained)
+        vacate(job, {n: f"was drained ({job.table.replicas[n].reason})" for n in drained})
         job.persist(job.record_of(following, step + 1, deal, before.id), undo)
     for member in before.members:
         job.send_to(member.replica, commit)
@@ -191,8 +195,10 @@ def _change_epoch(job: Job, now: float) -> bool:
     cancel_preparation(job, "the membership changed")
     lost = dict(job.gone)
     undo = snapshot(job, [r.name for r in joiners])
-    job.table.give_slots(joiners, {m.slot for m in survivors})
+    job.table.give_slots(joiners, {m.slot for m in survivors}, job.config.replicas)
     epoch = job.mint_epoch([*survivors, *(r.member() for r in joiners)])
+    vacate(job, {name: f"was lost ({reason})" for name, reason in lost.items()})
+    watch_out(job, len(epoch.members), now)
     if not any(m.replica in job.deal.batches for m in epoch.members):
         job.deal = sampler.again(job.deal, epoch.names())
         job.dealt_to = epoch.members
@@ -236,11 +242,14 @@ def _enter(job: Job, epoch: EpochInfo, joined: Sequence[MemberInfo], now: float)
         replica = job.table.replicas[member.replica]
         job.ready.discard(replica.name)
         job.send(replica, join)
-        replica.move(Cause.JOIN, now, f"contributes from step {job.step}")
+        cause = promoted(job, replica)
+        replica.move(Cause.JOIN, now, f"contributes from step {job.step}" + (f": {cause}" if cause else ""))
         replica.holds_state = replica.step >= job.step - 1
         replica.step = job.step
+        if cause:
+            job.emit("replica.promoted", replica.name, cause)
         job.emit("replica.joined", replica.name, f"contributes from step {job.step} in epoch {epoch.id}")
-        job.stalls.begin(Incident(now, "replica-joined", replica.name, job.step, "caught up"))
+        job.stalls.begin(Incident(now, "replica-joined", replica.name, job.step, cause or "caught up"))
     refresh_sources(job, now)
 
 
@@ -342,6 +351,9 @@ def snapshot(job: Job, names: Sequence[str]) -> Undo:
             "mode",
             "reason",
             "preparation",
+            "vacated",
+            "promotable",
+            "promote_by",
             "standings",
             "basis",
             "drains",

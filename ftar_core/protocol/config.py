@@ -34,6 +34,7 @@ class JobConfig:
     job: str
     replicas: int
     min_replicas: int = 1
+    spares: int = 0  # hot spares wanted beside them; a job without them runs as well
     start_timeout_s: float = 300.0  # then start with what is there, if it is at least min_replicas
     steps: int = 0
     detection: Detection = field(default_factory=Detection)
@@ -42,6 +43,7 @@ class JobConfig:
     hold_exit_s: float = 1800.0  # how long the job may hold before it gives up
     member_wait_s: float = 600.0  # how long members wait for a lost coordinator (told in Welcome)
     prepare_s: float = 2.0  # a join whose links are not up after this is tried again
+    promote_wait_s: float = 0.1  # after a loss, how long the commit of that step waits for a hot spare's links
     record_retry_s: float = 1.0
     record_check_s: float = 5.0  # the record is written anew this often: finds a full disk, or a successor, early
     finish_wait_s: float = 30.0  # after the last commit, for members that still have to fetch it
@@ -51,6 +53,8 @@ class JobConfig:
             raise ValueError("a job needs at least one replica")
         if not 1 <= self.min_replicas <= self.replicas:
             raise ValueError(f"min-replicas must be from 1 to {self.replicas} (the number of replicas)")
+        if self.spares < 0:
+            raise ValueError("spares must be 0 (none) or more")
         if self.steps < 0:
             raise ValueError("steps must be 0 (endless) or more")
         d = self.detection

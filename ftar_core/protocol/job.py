@@ -69,6 +69,10 @@ class Job:
     next_epoch: int = 1
     preparation: Preparation | None = None
     ready: set[str] = field(default_factory=set)  # shadows that have caught up
+    vacated: dict[int, tuple[str, str]] = field(default_factory=dict)  # slot -> (who had it, why it has it no more)
+    promotable: frozenset[str] = frozenset()  # hot spares at the moment of the last loss or drain
+    promote_by: float = NEVER  # until then the commit waits for one of them
+    drain_by: float = NEVER  # until then a drain waits for one
     drains: set[str] = field(default_factory=set)  # asked to leave at a boundary
     forced_drains: set[str] = field(default_factory=set)  # may go below min-replicas
     finishing: str = ""  # why the next commit is the last

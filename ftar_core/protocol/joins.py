@@ -1,5 +1,8 @@
 """Shadows on their way in: whom they fetch from, and the preparation that makes a join cost nobody anything.
 
+Where the job has all replicas it wants, a shadow that has caught up stays one: a hot spare. Whom it replaces, and when
+a commit waits for it, is in spares.py; its way in is the same.
+
 A join is prepared in the background: everybody of the next membership connects its new links while the present epoch
 runs on, and only when all have said `Prepared` does the next commit carry the new epoch. Any epoch change in between
 cancels the preparation; its number is never used again. One that takes too long is cancelled too: the replicas that
@@ -24,11 +27,14 @@ BACKOFF_MAX_S = 60.0
 
 @dataclass
 class Preparation:
-    """A membership whose links are being connected. `waiting`: who has not said `Prepared`."""
+    """A membership whose links are being connected. `waiting`: who has not said `Prepared`. `leaving`: draining members
+    whose places the newcomers take, and who leave when it comes into force."""
 
     epoch: EpochInfo
     newcomers: tuple[str, ...]
     waiting: set[str]
+    leaving: tuple[str, ...]
+    began: float
 
 
 def refresh_sources(job: Job, now: float) -> None:
@@ -43,6 +49,8 @@ def send_catchup(job: Job, replica: Replica, members: Sequence[MemberInfo] | Non
     """Name a few contributors as sources; different shadows begin at different ones."""
     if members is None:
         members = [m for m in job.epoch.members if m.replica not in job.gone]
+    # One that is about to leave would take the stream with it, in the middle of the step that it leaves behind.
+    members = [m for m in members if m.replica not in job.drains] or members
     if not members:
         return
     start, count = sum(replica.name.encode()), len(members)
@@ -85,17 +93,26 @@ def on_caught_up(job: Job, replica: Replica, message: CaughtUp, now: float) -> N
         return
     first = replica.name not in job.ready
     job.ready.add(replica.name)
-    if replica.move(Cause.READY, now, f"caught up to step {message.step}") and first:
+    why = f"caught up to step {message.step}"
+    if room(job) <= 0:
+        why += f"; a hot spare: the job has all {job.config.replicas} replicas it wants"
+    if replica.move(Cause.READY, now, why) and first:
         job.emit("replica.caught-up", replica.name, replica.reason)
 
 
-def drains_due(job: Job) -> tuple[str, ...]:
-    """Draining members that may leave with the next commit: never the last, nor below min-replicas unless forced."""
+def room(job: Job) -> int:
+    """How many more replicas the job wants to contribute."""
+    return job.config.replicas - len(job.members)
+
+
+def drains_due(job: Job, newcomers: int = 0) -> tuple[str, ...]:
+    """Draining members that may leave with the next commit: never the last, nor below min-replicas unless forced.
+    `newcomers`: how many join with that commit."""
     due: list[str] = []
     left = len(job.members) - len(job.gone)
     for name in job.draining():
         floor = 1 if name in job.forced_drains else job.config.min_replicas
-        if left - 1 >= floor:
+        if left - 1 >= 1 and left - 1 + newcomers >= floor:
             due.append(name)
             left -= 1
     return tuple(due)
@@ -109,27 +126,37 @@ def follows(job: Job) -> bool:
 
 
 def consider_joins(job: Job, now: float) -> None:
-    """Begin to prepare a join if somebody is ready and nothing stands in its way."""
-    if not job.ready or job.preparation is not None or job.gone or job.finishing or job.hold_reason:
+    """Begin to prepare a join if somebody is ready, there is a place, and nothing stands in its way. A member that
+    drains makes a place: a hot spare then comes in with the commit with which it leaves."""
+    if not job.ready or job.gone or job.finishing or job.hold_reason or job.timers.get("record", 0.0) > now:
         return
-    if job.timers.get("record", 0.0) > now or (job.draining() and drains_due(job)):
-        return
-    room = job.config.replicas - len(job.members)
-    if room <= 0:
-        return  # hot spares
+    preparation = job.preparation
+    if preparation is not None:
+        if preparation.leaving == drains_due(job, len(preparation.newcomers)):
+            return
+        cancel_preparation(job, "other members leave now")
+    able = able_shadows(job, now)
+    places = room(job) + len(drains_due(job, len(able)))
+    able = able[: max(0, places)]
+    if able:
+        _prepare(job, able, drains_due(job, len(able)), now)
+
+
+def able_shadows(job: Job, now: float) -> list[Replica]:
+    """Those that could join, the lowest name first; a timer looks again when another may be tried."""
     candidates = [r for name in job.ready if (r := job.table.get(name)) is not None]
     later = [r.not_before for r in candidates if r.not_before > now]
     if later:
         job.timers["join"] = min(later)
-    able = sorted((r for r in candidates if r.not_before <= now), key=lambda r: natural(r.name))[:room]
-    if able:
-        _prepare(job, able, now)
+    return sorted((r for r in candidates if r.not_before <= now), key=lambda r: natural(r.name))
 
 
-def _prepare(job: Job, newcomers: list[Replica], now: float) -> None:
-    job.table.give_slots(newcomers, {m.slot for m in job.epoch.members})
-    epoch = job.mint_epoch([*job.epoch.members, *(r.member() for r in newcomers)])
-    job.preparation = Preparation(epoch, tuple(r.name for r in newcomers), set(epoch.names()))
+def _prepare(job: Job, newcomers: list[Replica], leaving: tuple[str, ...], now: float) -> None:
+    stay = [m for m in job.epoch.members if m.replica not in leaving]
+    job.table.give_slots(newcomers, {m.slot for m in stay}, job.config.replicas)
+    epoch = job.mint_epoch([*stay, *(r.member() for r in newcomers)])
+    names = tuple(r.name for r in newcomers)
+    job.preparation = Preparation(epoch, names, set(epoch.names()), leaving, now)
     job.timers["preparation"] = now + job.config.prepare_s
     message = Prepare(term=job.term, epoch=epoch)
     for name in epoch.names():

@@ -209,8 +209,9 @@ class Table:
         self.next_incarnation += 1
         return self.next_incarnation - 1
 
-    def give_slots(self, newcomers: list[Replica], taken: set[int]) -> None:
-        """Each gets its old slot if that is free, else the lowest free one that no connected replica remembers.
+    def give_slots(self, newcomers: list[Replica], taken: set[int], wanted_slots: int = 0) -> None:
+        """Each gets its old slot if that is free, else the lowest free one that no connected replica remembers; but
+        rather one of the first `wanted_slots`, whoever remembers it, than one beyond.
 
         `taken`: slots of the contributors. A spare thus moves into the slot that a lost replica left, and the order of
         reduction stays what it was.
@@ -229,13 +230,26 @@ class Table:
             for name, slot in self.slots.items()
             if name not in names and (other := self.replicas.get(name)) is not None and other.conn is not None
         }
-        slot = 0
         for replica in wanted:
-            while slot in kept:
-                slot += 1
+            slot = _lowest(kept)
+            if slot >= wanted_slots > _lowest(taken):
+                slot = _lowest(taken)
             replica.slot = self.slots[replica.name] = slot
             taken.add(slot)
             kept.add(slot)
+
+    def forget_slot(self, name: str, slot: int) -> None:
+        """`slot` has another owner now: `name` has no claim on it any more."""
+        if self.slots.get(name) == slot:
+            del self.slots[name]
+            replica = self.replicas.get(name)
+            if replica is not None:
+                replica.slot = -1
+
+
+def _lowest(taken: set[int]) -> int:
+    """The lowest slot that is not taken."""
+    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
 
 def first_incarnation(term: Term, lost: bool) -> int:

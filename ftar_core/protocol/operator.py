@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from ftar_core.protocol.effects import Reply
 from ftar_core.protocol.job import Job, Mode
-from ftar_core.protocol.joins import cancel_if_involved
+from ftar_core.protocol.joins import cancel_if_involved, refresh_sources
 from ftar_core.protocol.membership import ACTIVE, GONE, Cause, Replica, State
+from ftar_core.protocol.spares import stand_in, watch_drain
 from ftar_core.wire.messages import Evicted, OpReply, OpRequest
 
 Answer = tuple[str, str]  # code, text
@@ -41,7 +42,7 @@ def _guard(job: Job, replica: Replica, force: bool) -> Answer | None:
     left = len(job.members) - len(job.gone) - leaving - 1
     if left < 1:
         return "refused", f"{replica.name} is the last contributor: without it the state of the job is gone"
-    if left < job.config.min_replicas and not force:
+    if left + len(job.ready) < job.config.min_replicas and not force:
         return (
             "refused",
             f"{left} contributors would be left, min-replicas is {job.config.min_replicas}; --force overrides this",
@@ -60,7 +61,8 @@ def _drain(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
         return
     refusal = _cannot_drain(job, found, request.force)
     if refusal is not None or request.dry_run:
-        would = f"{found.name} would leave behind the commit of step {job.step}; nothing would be lost"
+        place = f" and {spare} would take its place" if (spare := stand_in(job)) else ""
+        would = f"{found.name} would leave behind the commit of step {job.step}{place}; nothing would be lost"
         reply(job, conn, request, refusal or ("ok", would))
         return
     why = _reason(request, principal)
@@ -70,7 +72,10 @@ def _drain(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
         if request.force:
             job.forced_drains.add(found.name)
         job.emit("replica.draining", found.name, why)
-        reply(job, conn, request, ("ok", f"{found.name} leaves behind the commit of step {job.step}"))
+        watch_drain(job, now)
+        refresh_sources(job, now)
+        place = f" and {spare} takes its place" if (spare := stand_in(job)) else ""
+        reply(job, conn, request, ("ok", f"{found.name} leaves behind the commit of step {job.step}{place}"))
         return
     _put_out_shadow(job, found, why, now)
     reply(job, conn, request, ("ok", f"{found.name} contributed nothing yet and is out"))

@@ -57,6 +57,8 @@ def try_start(job: Job, now: float) -> None:
     here = [r for r in job.table if r.conn is not None and r.hello is not None and r.hello.report.step == 1]
     if len(here) < needed or not job.can_persist(now):
         return
+    if _spares_may_come(job, len(here), now):
+        return
     here.sort(key=lambda r: natural(r.name))
     leader = here[0].hello
     assert leader is not None  # noqa: S101  # filtered above
@@ -82,7 +84,23 @@ def try_start(job: Job, now: float) -> None:
     inside = {r.name for r in same}
     for replica in here:
         if replica.name not in inside:
-            admit_shadow(job, replica, f"its initial state is not that of {here[0].name}", now)
+            own = replica.hello.report.state_digest if replica.hello is not None else ""
+            full, other = (
+                f"the job has all {wanted} replicas it wants",
+                f"its initial state is not that of {here[0].name}",
+            )
+            admit_shadow(job, replica, full if own == digest else other, now)
+
+
+def _spares_may_come(job: Job, here: int, now: float) -> bool:
+    """All replicas are here and the spares are not: wait a moment, so that it is not chance who becomes which."""
+    wanted, spares = job.config.replicas, job.config.spares
+    if not spares or here < wanted or here >= wanted + spares or job.waited:
+        job.waited = False
+        job.timers.pop("gather", None)
+        return False
+    job.timers.setdefault("gather", now + job.config.gather_s)
+    return True
 
 
 def refuse_plan(job: Job, replica: Replica, unlike: tuple[str, str], now: float) -> None:

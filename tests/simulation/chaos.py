@@ -38,10 +38,12 @@ class Chaos:
     def __init__(self, seed: int, *, quiet: bool = True, limit: int = 0) -> None:
         self.rng = rng = random.Random(seed)
         replicas = rng.choice((2, 3, 3, 3, 4, 5))
-        self.names = [f"r{i}" for i in range(replicas)]
+        spares = rng.choice((0, 0, 0, 1, 1, 2))
+        self.names = [f"r{i}" for i in range(replicas + spares)]
         config = JobConfig(
             job="job",
             replicas=replicas,
+            spares=spares,
             min_replicas=rng.choice((1, 1, min(2, replicas), replicas)),
             start_timeout_s=3.0,
             detection=DETECTION,
@@ -50,6 +52,7 @@ class Chaos:
             hold_exit_s=60.0,
             member_wait_s=90.0,
             prepare_s=0.5,
+            promote_wait_s=rng.choice((0.05, 0.3)),
             record_retry_s=0.3,
             record_check_s=0.9,
         )
