@@ -448,6 +448,7 @@ class JobState(Answer):
     replicas: list[ReplicaState]
     stalls: list[StallState]
     settings: dict[str, float]
+    spares_wanted: int = 0
     step_ms_median: float | None = None
     pid: int = 0
     started: float = 0.0

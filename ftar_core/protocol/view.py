@@ -21,6 +21,7 @@ def view(job: Job, now: float, wall: float) -> JobView:
         epoch=job.epoch.id.number,
         contributors=tuple(job.contributors()),
         replicas_wanted=job.config.replicas,
+        spares_wanted=job.config.spares,
         min_replicas=job.config.min_replicas,
         replicas=tuple(_replica(job, r, now, offset) for _, r in sorted(job.table.replicas.items())),
         stalls=tuple(

@@ -363,6 +363,7 @@ class JobView(Part, frozen=True):
     replicas: tuple[ReplicaView, ...]
     stalls: tuple[StallView, ...]
     settings: dict[str, float]
+    spares_wanted: int = 0
     step_ms_median: float | None = None
     pid: int = 0
     started: float = 0.0

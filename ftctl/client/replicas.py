@@ -68,8 +68,10 @@ async def until(
     goal: str,
     timeout_s: float,
     on_change: Callable[[ReplicaState], None] = lambda _state: None,
+    or_spare: bool = False,
 ) -> ReplicaState:
-    """Poll the job until `reached`. Raises CliError when it takes longer, or can come no more (the job has ended).
+    """Poll the job until `reached`; with `or_spare` also until it is a hot spare of a job that has all contributors.
+    Raises CliError when it takes longer, or can come no more (the job has ended).
 
     A coordinator or agents that are away for a while are waited for: a restart of either must not end the wait.
     """
@@ -91,7 +93,8 @@ async def until(
                 if last is None or (last.state, last.reason) != (state.state, state.reason):
                     on_change(state)
                 last = state
-                if reached(state):
+                full = len(job.contributors) >= job.replicas_wanted
+                if reached(state) or (or_spare and full and state.state == "spare"):
                     return state
             if job.state in ("finished", "stopped"):
                 raise CliError(

@@ -26,7 +26,9 @@ def replica(
     dry_run: DryRun = False,
     force: Force = False,
 ) -> ExitCode | None:
-    """Let a replica leave at the end of the running step; it stays away until `ftctl rejoin replica`."""
+    """Let a replica leave at the end of the running step; it stays away until `ftctl rejoin replica`.
+
+    If there is a hot spare, that takes its place at the same moment, and as many contribute as before."""
     return carry_out(
         cluster,
         "drain",

@@ -33,6 +33,9 @@ SeedOption = Annotated[
     int, typer.Option("--seed", help="Of the model's first parameters and of the order of the data.")
 ]
 MinReplicasOption = Annotated[int, typer.Option("--min-replicas", help="With fewer contributors the job holds.")]
+SparesOption = Annotated[
+    int, typer.Option("--spares", help="Replicas more that only follow, and replace one that is lost or drained.")
+]
 JobOption = Annotated[
     str,
     typer.Option("--job", metavar="JOB", help="training, or nccl: a rank a node moves bytes through the NCCL plugin."),
@@ -56,6 +59,7 @@ def up(
     steps: StepsOption = 0,
     seed: SeedOption = 0,
     min_replicas: MinReplicasOption = 1,
+    spares: SparesOption = 0,
     job: JobOption = "training",
     output: OutputOption = None,
 ) -> None:
@@ -85,13 +89,15 @@ def up(
         steps=steps,
         seed=seed,
         min_replicas=min_replicas,
+        spares=spares,
         job=job,
     )
     with progress(world, f"making lab {name}") as talk:
         lab = lifecycle.bring_up(
             options, lambda lab: world.run(wait_until_training(world, lab, talk.now)), progress=talk.now
         )
-        what = f"{replicas} ranks run the NCCL plugin" if job == NCCL else f"{replicas} replicas train"
+        beside = f", {spares} hot spare{'' if spares == 1 else 's'}" if spares else ""
+        what = f"{replicas} ranks run the NCCL plugin" if job == NCCL else f"{replicas} replicas train{beside}"
         each = f"{rails} rails each" if ranks == 1 else f"{ranks} ranks and {rails} rails each"
         talk.done(f"lab {name} is up: {what}, {each}")
     if chosen.for_machines:

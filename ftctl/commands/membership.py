@@ -72,7 +72,8 @@ def carry_out(
 
         state = None
         if goal and not dry_run:
-            state = await replicas.until(agents, replica, reached, goal=goal, timeout_s=timeout_s)
+            back = verb == "rejoin"
+            state = await replicas.until(agents, replica, reached, goal=goal, timeout_s=timeout_s, or_spare=back)
         if cluster.output.for_machines:
             whole: document.Document = {
                 "schema": document.SCHEMA,

@@ -23,12 +23,16 @@ def replica(
     name: ReplicaName,
     *,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; shown in the events.")] = "",
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it contributes.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until it contributes, or is a hot spare.")
+    ] = False,
     wait_timeout: WaitTimeout = "120s",
     dry_run: DryRun = False,
     force: Force = False,
 ) -> ExitCode | None:
-    """Start a drained or evicted replica again; it catches up without slowing the others, then contributes."""
+    """Start a drained or evicted replica again; it catches up without slowing the others, then contributes.
+
+    Where a hot spare has taken its place, it becomes the new spare."""
     return carry_out(
         cluster,
         "rejoin",

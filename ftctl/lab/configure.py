@@ -195,7 +195,7 @@ def process_list(
             *("--store", str(paths.store)),
             *("--token-file", str(credentials.job)),
             *("--operator-token-file", str(credentials.job_operator)),
-            *("--replicas", str(options.replicas)),
+            *("--replicas", str(options.replicas), "--spares", str(options.spares)),
             *("--min-replicas", str(options.min_replicas)),
             *("--profile", "lab"),
         ),

@@ -36,6 +36,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What the user asked for.
 
     `job`: training (replicas with a coordinator) or nccl (a rank a node that moves bytes through the NCCL plugin).
+    `spares`: further replicas that follow and take the place of one that is lost.
     `ranks`: processes of a replica, which share its model.
     `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
     """
@@ -50,6 +51,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps: int = 0
     seed: int = 0
     min_replicas: int = 1
+    spares: int = 0
     job: str = TRAINING
 
 
@@ -106,6 +108,9 @@ def check(options: LabOptions) -> None:
     _within("replicas", options.replicas, 2 if options.job == NCCL else 1, MAX_NODES)
     if options.job == NCCL and options.ranks != 1:
         raise UsageProblem(f"--ranks {options.ranks}", "with --job nccl every node has one rank", "ftctl lab up --help")
+    if options.job == NCCL and options.spares:
+        raise UsageProblem(f"--spares {options.spares}", "with --job nccl there are no replicas", "ftctl lab up --help")
+    _within("spares", options.spares, 0, MAX_NODES - options.replicas)
     _within("ranks", options.ranks, 1, MAX_RANKS)
     _within("rails", options.rails, 1, MAX_RAILS)
     _within("step-ms", options.step_ms, 0, 60_000)
@@ -123,7 +128,7 @@ def _within(option: str, value: int, low: int, high: int) -> None:
 
 def nodes(options: LabOptions) -> tuple[Node, ...]:
     """Node i carries replica r<i>; rail k of node i is 10.99.(k+1).(i+1) and fd99:0:0:(k+1)::(i+1)."""
-    return tuple(_node(index, options.rails) for index in range(options.replicas))
+    return tuple(_node(index, options.rails) for index in range(options.replicas + options.spares))
 
 
 def _node(index: int, rails: int) -> Node:

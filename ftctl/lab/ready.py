@@ -1,5 +1,5 @@
-"""Waits until a new lab does its job, or says who does not, and why: every agent answers and every replica contributes;
-or, for a job that runs NCCL's plugin, all links of all ranks are up."""
+"""Waits until a new lab does its job, or says who does not, and why: every agent answers, and every replica contributes
+or is a spare, as it was wished; or, for a job that runs NCCL's plugin, all links of all ranks are up."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def trains(lab: Lab, snapshot: Snapshot) -> bool:
         return len(linked(lab, snapshot)) == len(lab.nodes)
     if len(snapshot.views()) < len(lab.nodes) or snapshot.job is None:
         return False
-    return snapshot.job.state == "finished" or len(snapshot.job.contributors) == len(lab.nodes)
+    if snapshot.job.state == "finished":
+        return True
+    options, spares = lab.manifest.options, [r for r in snapshot.job.replicas if r.state == "spare"]
+    return len(snapshot.job.contributors) == options.replicas and len(spares) == options.spares
 
 
 def linked(lab: Lab, snapshot: Snapshot) -> list[str]:
@@ -87,7 +90,7 @@ def describe(lab: Lab, snapshot: Snapshot) -> str:
     contributing = len(snapshot.job.contributors)
     others = [f"{r.name} {r.state}" for r in snapshot.job.replicas if r.state != "contributing"]
     waiting = f" ({', '.join(others)})" if others else ""
-    return f"{text}, {contributing} of {wanted} replicas contribute{waiting}"
+    return f"{text}, {contributing} of {lab.manifest.options.replicas} replicas contribute{waiting}"
 
 
 def _raise_if_hopeless(lab: Lab, snapshot: Snapshot) -> None:
@@ -128,7 +131,8 @@ def _late(lab: Lab, snapshot: Snapshot, within_s: float) -> CliError:
     if snapshot.job is None:
         log = lab.paths.log("coordinator")
         return CliError(f"lab {lab.name}", f"{waited}: {snapshot.job_error}{_end_of(log)}", "ftctl doctor")
-    missing = sorted({node.replica for node in lab.nodes} - set(snapshot.job.contributors))
+    spares = {r.name for r in snapshot.job.replicas if r.state == "spare"}
+    missing = sorted({node.replica for node in lab.nodes} - set(snapshot.job.contributors) - spares)
     process = next((p for p in _processes(snapshot) if p.replica in missing), None)
     end = _end_of(Path(process.log)) if process is not None and process.log else ""
     return CliError(f"lab {lab.name}", f"{waited}: {', '.join(missing)} did not contribute{end}", "ftctl doctor")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import ConsoleRenderable
 from rich.text import Text
 
-from agents.api.models import FaultState, FaultView, NicView, NodeView
+from agents.api.models import FaultState, FaultView, JobState, NicView, NodeView
 from ftctl.client import links
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, is_bad, rail_word, recommend
@@ -103,12 +103,21 @@ def job_line(snapshot: Snapshot) -> ConsoleRenderable:
     pace = f"  {job.step_ms_median:.0f} ms a step" if job.step_ms_median is not None else ""
     text.append(
         f"  step {job.step}  epoch {job.term}.{job.epoch}{pace}  contributors {' '.join(job.contributors) or 'none'}"
-        f" ({len(job.contributors)} of {job.replicas_wanted}, at least {job.min_replicas})",
+        f" ({len(job.contributors)} of {job.replicas_wanted}, at least {job.min_replicas}){_spares(job)}",
         style="not bold",
     )
     if job.reason:
         text.append(f"\n{job.reason}", style="not bold")
     return text
+
+
+def _spares(job: JobState) -> str:
+    ready = [replica.name for replica in job.replicas if replica.state == "spare"]
+    if not ready and not job.spares_wanted:
+        return ""
+    return f"  spares {' '.join(ready) or 'none'}" + (
+        f" ({len(ready)} of {job.spares_wanted})" if job.spares_wanted else ""
+    )
 
 
 _NODE_COLUMNS = ("node", "agent", "gpus", "faults", "rails")
