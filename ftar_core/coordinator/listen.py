@@ -8,7 +8,7 @@ import socket
 from ftar_core.errors import SettingsError
 from ftar_core.wire.address import Address
 
-BACKLOG = 512
+BACKLOG = 4096
 # Heartbeats of a thousand members for a second: a slow fsync must not cost one.
 UDP_BUFFER_BYTES = 1024 * 1024
 _TRIES = 20  # port 0: the kernel's choice for TCP may be taken for UDP

@@ -1,6 +1,7 @@
 """Who is connected: strangers first, then members and operators. The handshake of the coordinator's side.
 
-A stranger gets a challenge, STRANGER_S seconds, 64 KiB of memory, and one try. There may be MAX_STRANGERS of them; the
+A stranger gets a challenge, STRANGER_S seconds, 64 KiB of memory, and one try; more memory only for one that has proved
+the job's token and announces a long hello with it (`Knock`). There may be MAX_STRANGERS of them; the
 oldest goes when one more comes, so that a flood of half-open connections cannot lock out a member, whose own handshake
 takes a millisecond. Each address is named in the log once, then at most every STRANGER_LOG_S: a port scanner must not
 fill the disk either.
@@ -22,7 +23,7 @@ from ftar_core.wire.ids import valid_name
 from ftar_core.wire.messages import PROTOCOL_VERSION, Hello, OpHello, Refused, ToCoordinator
 
 STRANGER_S = 3.0
-MAX_STRANGERS = 64
+MAX_STRANGERS = 512  # a thousand replicas knock at once when a job starts, or its coordinator comes back
 STRANGER_LOG_S = 60.0
 FAREWELL_S = 1.0  # for all peers together, when the service ends
 _ADDRESSES_KEPT = 1024

@@ -55,13 +55,14 @@ from ftar_core.runtime.waker import Waker
 from ftar_core.wire import heartbeat
 from ftar_core.wire.address import Address
 from ftar_core.wire.breakpoints import kebab
-from ftar_core.wire.codec import FrameParser, prove, proved, to_coordinator, vouch
+from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, prove, proved, to_coordinator, vouch
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import (
     Challenge,
     EventView,
     Hello,
     JobView,
+    Knock,
     Message,
     OpHello,
     OpReply,
@@ -120,6 +121,8 @@ class Service:
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._peers: dict[int, Peer] = {}
+        self._half_open: dict[int, Peer] = {}  # strangers, the oldest first
+        self._encoded: tuple[Message | None, bytes] = (None, b"")
         self._by_cookie: dict[bytes, int] = {}
         self._numbers = itertools.count(1)
         self._strangers = StrangerLog()
@@ -252,16 +255,16 @@ class Service:
             self._greet(sock, str(Address(*address[:2])))
 
     def _greet(self, sock: socket.socket, address: str) -> None:
-        strangers = [peer for peer in self._peers.values() if peer.kind is Kind.STRANGER]
-        if len(strangers) >= MAX_STRANGERS:
-            self._drop(strangers[0], "too many half-open connections, this is the oldest")
+        if len(self._half_open) >= MAX_STRANGERS:
+            oldest = next(iter(self._half_open.values()))
+            self._drop(oldest, "too many half-open connections, this is the oldest")
         try:
             channel: Channel[ToCoordinator] = Channel(sock, FrameParser(to_coordinator))
         except OSError:
             sock.close()  # gone again already
             return
         peer = Peer(next(self._numbers), channel, address, self._clock.now())
-        self._peers[peer.conn] = peer
+        self._peers[peer.conn] = self._half_open[peer.conn] = peer
         self._selector.register(sock, selectors.EVENT_READ, self._reader(peer))
         vouched = prove(self._tokens.member, "challenge", self._job, vouch(peer.my_nonce, self._term))
         channel.send(Challenge(job=self._job, nonce=peer.my_nonce, term=self._term, proof=vouched))
@@ -279,7 +282,7 @@ class Service:
             peer.channel.flush()
             self._watch(peer)
         if mask & selectors.EVENT_READ:
-            for message in peer.channel.receive():
+            for message in peer.channel.incoming():
                 if peer.closing or self._exit is not None:
                     break
                 self._arrived(peer, message)
@@ -291,6 +294,11 @@ class Service:
     def _arrived(self, peer: Peer, message: ToCoordinator) -> None:
         self._passes("heard", message)
         match (peer.kind, message):
+            case (Kind.STRANGER, Knock(job=job, proof=proof)):
+                if job == self._job and proved(self._tokens.member, "member-knock", job, peer.my_nonce, proof):
+                    peer.channel.parser.limit = FRAME_LIMIT
+                else:
+                    self._drop(peer, "wrong job token")
             case (Kind.STRANGER, Hello() | OpHello()):
                 self._hello(peer, message)
             case (Kind.STRANGER, Outdated(promised, proof)):
@@ -306,13 +314,17 @@ class Service:
                 self._send(peer.conn, OpReply(id=number, code="ok", text="", job=self._view()))
             case (Kind.OPERATOR, OpRequest()):
                 self._feed(Operator(peer.conn, peer.name, message))
-            case (Kind.MEMBER, Hello() | OpHello() | Outdated() | OpRequest()) | (Kind.STRANGER | Kind.OPERATOR, _):
+            case (Kind.MEMBER, Knock() | Hello() | OpHello() | Outdated() | OpRequest()) | (
+                Kind.STRANGER | Kind.OPERATOR,
+                _,
+            ):
                 self._drop(peer, f"a {type(message).__name__} out of place")
             case _:
                 self._feed(MemberMessage(peer.conn, message))
 
     def _hello(self, peer: Peer, hello: Hello | OpHello) -> None:
         refusal = admit(peer, hello, self._job, self._tokens)
+        self._half_open.pop(peer.conn, None)
         if refusal is not None:
             self._stranger(peer, refusal.reason)
             self._send(peer.conn, refusal)
@@ -334,8 +346,12 @@ class Service:
             )
         elif isinstance(message, Refused):
             message = msgspec.structs.replace(message, proof=peer.refusal_proof(self._job))
-        peer.channel.send(message)
-        self._watch(peer)
+        if message is not self._encoded[0]:  # the same word often goes to everybody
+            self._encoded = (message, encode(message))
+        waited = peer.channel.pending_bytes
+        peer.channel.send_frame(self._encoded[1])
+        if waited or peer.channel.pending_bytes:
+            self._watch(peer)
         if peer.channel.broken:
             self._drop(peer, peer.channel.broken)
 
@@ -354,6 +370,7 @@ class Service:
         """Close now. The machine is told if it knew the connection."""
         if self._peers.pop(peer.conn, None) is None:
             return
+        self._half_open.pop(peer.conn, None)
         self._by_cookie.pop(peer.cookie, None)
         self._selector.unregister(peer.channel.sock)
         peer.channel.close()
@@ -397,11 +414,10 @@ class Service:
     # --- housekeeping ----------------------------------------------------------------------------------------------
 
     def _keep_house(self, now: float) -> None:
-        for peer in list(self._peers.values()):
-            if peer.close_by is not None and now >= peer.close_by:
-                self._drop(peer, peer.why)
-            elif peer.kind is Kind.STRANGER and not peer.closing and now >= peer.since + STRANGER_S:
-                self._drop(peer, f"no hello within {STRANGER_S:g} s")
+        for peer in [p for p in self._peers.values() if p.close_by is not None and now >= p.close_by]:
+            self._drop(peer, peer.why)
+        for peer in [p for p in self._half_open.values() if not p.closing and now >= p.since + STRANGER_S]:
+            self._drop(peer, f"no hello within {STRANGER_S:g} s")
         if self._accept_at is not None and now >= self._accept_at:
             self._accept_at = None
             self._selector.register(self._tcp, selectors.EVENT_READ, self._accept)

@@ -65,6 +65,8 @@ class Coordinator:
         job = self.job
         if job.mode is Mode.STOPPED:
             return []
+        if isinstance(event, BeatSeen):
+            return self._beat(event, now)
         undo, job.undo, job.persisted = job.undo, None, False
         if isinstance(event, RecordFailed):
             self._record_failed(event.reason, undo, now)
@@ -102,6 +104,13 @@ class Coordinator:
 
     # --- events
 
+    def _beat(self, event: BeatSeen, now: float) -> list[CoordinatorEffect]:
+        """Ten thousand a second: they are noted, and looked at when the detector is due."""
+        replica = self.job.table.by_conn.get(event.conn)
+        if replica is not None:
+            replica.heard(event, now)
+        return []
+
     def _dispatch(self, event: CoordinatorEvent, now: float) -> None:
         job = self.job
         match event:
@@ -112,10 +121,6 @@ class Coordinator:
                 if replica is not None:
                     replica.last_life = now
                     self._message(replica, message, now)
-            case BeatSeen(conn):
-                replica = job.table.by_conn.get(conn)
-                if replica is not None:
-                    replica.heard(event, now)
             case ConnectionClosed(conn, why):
                 replica = job.table.by_conn.get(conn)
                 if replica is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ftar_core.protocol.addressing import Addressing
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.effects import Close, CoordinatorEffect, Emit, Persist, Send, Stop
 from ftar_core.protocol.membership import ACTIVE, Cause, Replica, State, Table
@@ -97,6 +98,7 @@ class Job:
     acknowledged: set[str] = field(default_factory=set)  # members that have the last commit
     stalls: Stalls = field(default_factory=Stalls)
     # -- machinery
+    addressing: Addressing = field(default_factory=Addressing)
     timers: dict[str, float] = field(default_factory=dict)
     out: list[CoordinatorEffect] = field(default_factory=list)
     undo: Undo = None  # what a failed record takes back
@@ -107,7 +109,7 @@ class Job:
     def send(self, replica: Replica, message: Message) -> None:
         """To its present connection; nothing if it has none."""
         if replica.conn is not None:
-            self.out.append(Send(replica.conn, message))
+            self.out.append(Send(replica.conn, self.addressing.narrow(message, replica.name)))
 
     def send_to(self, name: str, message: Message) -> None:
         replica = self.table.get(name)

@@ -9,6 +9,7 @@ last resort behind heartbeats, and a rail that flaps for a few seconds must not 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from ftar_core.runtime.forks import not_in_children
 from ftar_core.wire.codec import FrameParser, encode
 
 T = TypeVar("T")
-READ_CHUNK_BYTES = 256 * 1024
+READ_CHUNK_BYTES = 64 * 1024  # more would be a mapping of fresh pages at every call
 # A member's largest message is a few KiB; one that is a thousand messages behind does not read any more.
 WRITE_CAP_BYTES = 8 * 1024 * 1024
 USER_TIMEOUT_MS = 10_000
@@ -79,6 +80,20 @@ class Channel(Generic[T]):
         if not data:
             self.broken = "connection closed by the other side"
             return []
+        return self._parsed(data)
+
+    def incoming(self) -> Iterator[T]:
+        """As `receive`; what follows on a message that proves its sender may be as long as `parser.limit` is then."""
+        messages = self.receive()
+        while messages:
+            yield from messages
+            messages = self.rest()
+
+    def rest(self) -> list[T]:
+        """What has arrived behind a message that was followed by one longer than the limit of then."""
+        return self._parsed(b"") if self.parser.begun and not self.broken else []
+
+    def _parsed(self, data: bytes) -> list[T]:
         try:
             return self.parser.feed(data)
         except WireError as error:
@@ -87,9 +102,23 @@ class Channel(Generic[T]):
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue one message and give the kernel what it takes now."""
+        self.send_frame(encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """The same for an encoded message: what goes to many is encoded once."""
         if self.broken or self._deaf:
             return
-        frame = encode(message)
+        if not self._out:  # nearly always: the kernel takes it all, and nothing is copied here
+            try:
+                sent = self.sock.send(frame)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self._deaf = True
+                return
+            if sent == len(frame):
+                return
+            frame = frame[sent:]
         if len(self._out) + len(frame) > WRITE_CAP_BYTES:
             self.broken = f"it does not read: {len(self._out)} bytes are waiting for it"
             return

@@ -18,13 +18,24 @@ from ftar_core.protocol.effects import SendHello
 from ftar_core.runtime.channel import Channel
 from ftar_core.runtime.dialer import Dialer
 from ftar_core.runtime.settings import Settings
-from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, from_coordinator, nonce, prove, proved, vouch
+from ftar_core.wire.codec import (
+    FRAME_LIMIT,
+    STRANGER_LIMIT,
+    FrameParser,
+    encode,
+    from_coordinator,
+    nonce,
+    prove,
+    proved,
+    vouch,
+)
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
     FromCoordinator,
     Hello,
+    Knock,
     Message,
     OpReply,
     Outdated,
@@ -94,7 +105,7 @@ class ControlConnection:
             return
         ranks, plan, last_step = described
         self._my_nonce = nonce()
-        self._send(
+        self._introduce(
             Hello(
                 job=self._settings.job,
                 replica=self._settings.replica,
@@ -107,6 +118,14 @@ class ControlConnection:
                 last_step=last_step,
             )
         )
+
+    def _introduce(self, hello: Hello) -> None:
+        """A replica of hundreds of ranks says more than a stranger may: it proves itself first."""
+        frame, challenge = encode(hello), self._challenge
+        if len(frame) > STRANGER_LIMIT and challenge is not None:
+            proof = prove(self._settings.token, "member-knock", self._settings.job, challenge.nonce)
+            self._send(Knock(job=self._settings.job, proof=proof))
+        self._send(hello)
 
     def outdated(self, promised: Term) -> None:
         if self._channel is None or self._challenge is None:
@@ -160,7 +179,7 @@ class ControlConnection:
             channel.flush()
             self._watch(channel)
         if mask & selectors.EVENT_READ:
-            for message in channel.receive():
+            for message in channel.incoming():
                 self._arrived(message)
                 if self._channel is not channel:
                     return  # dropped while its messages were worked off: the rest is void

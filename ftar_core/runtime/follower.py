@@ -191,6 +191,7 @@ class TeamFollower:
         ):
             raise WireError("what answers there does not know the job token")
         channel.parser.limit = FRAME_LIMIT
+        self._early += channel.rest()
         self._leader_host = channel.sock.getpeername()[0]
         return channel
 

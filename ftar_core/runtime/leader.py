@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from ftar_core.errors import SettingsError
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
 from ftar_core.protocol.events import MemberEvent
@@ -29,7 +31,7 @@ from ftar_core.runtime.pulse import Pulse
 from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.team import RankFacts, Team, event_of, joint_hash, misfit
 from ftar_core.wire.address import Address
-from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, nonce, prove, proved
+from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, nonce, prove, proved
 from ftar_core.wire.heartbeat import rank_interval_ms
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import EpochInfo, Message, RailNotice, RankInfo
@@ -187,29 +189,31 @@ class TeamLeader:
         say_at = began + SLOW_S
         while len(self._ranks) < self._settings.world_size - 1:
             now = time.monotonic()
-            missing = [str(r) for r in range(1, self._settings.world_size) if r not in self._ranks]
-            absent = f"rank {', '.join(missing[:8])} of {self._settings.replica}"
             if self._misfit:
                 raise SettingsError(self._misfit, hint="start all ranks of a replica with the same script and options")
             if now - began > ASSEMBLE_S:
                 raise SettingsError(
-                    f"{absent} did not connect within {ASSEMBLE_S:g} s",
+                    f"{self._absent()} did not connect within {ASSEMBLE_S:g} s",
                     hint=f"start {self._settings.world_size} ranks (WORLD_SIZE), and look at their logs",
                 )
             if now >= say_at:
                 say_at = now + SLOW_S
-                log.warning("%s waits for %s", self._settings.replica, absent)
+                log.warning("%s waits for %s", self._settings.replica, self._absent())
             for stranger in [s for s in self._strangers if now - s.since > STRANGER_S]:
                 self._drop_stranger(stranger)
             for key, mask in self._selector.select(0.2):
                 key.data(mask)
+
+    def _absent(self) -> str:
+        missing = [str(r) for r in range(1, self._settings.world_size) if r not in self._ranks]
+        return f"rank {', '.join(missing[:8])} of {self._settings.replica}"
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
         except OSError:
             return
-        if len(self._strangers) >= MAX_STRANGERS:
+        if len(self._strangers) >= MAX_STRANGERS + self._settings.world_size:  # all ranks may come at once
             self._drop_stranger(self._strangers[0])
         try:
             channel: Channel[ToLeader] = Channel(sock, FrameParser(to_leader))
@@ -333,10 +337,24 @@ class TeamLeader:
     # --- orders to the ranks ----------------------------------------------------------------------------------------
 
     def _order(self, message: Message) -> None:
+        """The same for all: encoded once."""
+        frame = encode(message)
         for number, rank in self._ranks.items():
             if not rank.gone:
-                rank.channel.send(message)
-                self._watch(number, rank)
+                self._send(number, rank, frame)
+
+    def _order_each(self, message: Callable[[int], Message]) -> None:
+        """To every rank what its ring needs: the addresses of all ranks would be too much for each."""
+        for number, rank in self._ranks.items():
+            if not rank.gone:
+                self._send(number, rank, encode(message(number)))
+
+    def _send(self, number: int, rank: _Rank, frame: bytes) -> None:
+        channel = rank.channel
+        waited = channel.pending_bytes
+        channel.send_frame(frame)
+        if channel.broken or channel.pending_bytes or waited:
+            self._watch(number, rank)
 
     def _watch(self, number: int, rank: _Rank) -> None:
         if rank.channel.broken:
@@ -374,7 +392,7 @@ class TeamLeader:
 
     def prepare_ring(self, epoch: EpochInfo) -> None:
         self._team.prepared(epoch.id)
-        self._order(PrepareOrder(epoch=epoch))
+        self._order_each(lambda rank: PrepareOrder(epoch=epoch.ring_of(rank)))
         self._delegate.prepare_ring(epoch)
 
     def discard_ring(self, epoch: EpochId) -> None:
@@ -384,9 +402,9 @@ class TeamLeader:
 
     def enter_epoch(self, order: EnterEpoch) -> None:
         self._team.entered(order.epoch.id, order.step)
-        self._order(
-            EnterOrder(
-                epoch=order.epoch,
+        self._order_each(
+            lambda rank: EnterOrder(
+                epoch=order.epoch.ring_of(rank),
                 step=order.step,
                 deal=order.deal,
                 retry=order.retry,
@@ -397,11 +415,12 @@ class TeamLeader:
 
     def apply_commit(self, order: ApplyCommit) -> None:
         self._team.committed(order.commit.step)
-        self._order(CommitOrder(commit=order.commit))
+        commit = msgspec.structs.replace(order.commit, next=None)  # the epoch comes with an order of its own
+        self._order(CommitOrder(commit=commit))
         self._delegate.apply_commit(order)
 
     def follow_sources(self, order: FollowSources) -> None:
-        self._order(FollowOrder(sources=order.sources))
+        self._order_each(lambda rank: FollowOrder(sources=tuple(source.only(rank) for source in order.sources)))
         self._delegate.follow_sources(order)
 
     def waiting(self, reason: str) -> None:
@@ -433,7 +452,7 @@ def listen(settings: Settings) -> tuple[socket.socket, Address]:
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
-            sock.listen(MAX_STRANGERS)
+            sock.listen(MAX_STRANGERS + settings.world_size)
             return sock, Address(told, sock.getsockname()[1])
         except OSError as error:
             sock.close()

@@ -112,15 +112,14 @@ class Exchange:
     # --- control loop ----------------------------------------------------------------------------------------------
 
     def members_of(self, epoch: EpochInfo) -> tuple[list[Member], int]:
-        """The ring of an epoch as the native core takes it, and my index. Raises ValueError if I am not in it."""
-        members: list[Member] = [
-            {
-                "name": member.replica,
-                "incarnation": member.incarnation,
-                "rails": [(e.rail, e.addr, e.port) for e in member.ranks[self._rank].links],
-            }
-            for member in epoch.members
-        ]
+        """The ring of an epoch as the native core takes it, and my index. Raises ValueError if I am not in it.
+
+        Only the neighbours' addresses are known, and needed."""
+        members: list[Member] = []
+        for member in epoch.members:
+            info = member.at(self._rank)
+            rails = [(e.rail, e.addr, e.port) for e in info.links] if info is not None else []
+            members.append({"name": member.replica, "incarnation": member.incarnation, "rails": rails})
         return members, epoch.names().index(self._replica)
 
     def prepare_ring(self, epoch: EpochInfo) -> None:

@@ -196,9 +196,8 @@ class Follower:
             delay_s = min(delay_s * 2, BACKOFF_MAX_S)
 
     def _ways(self, source: MemberInfo) -> list[tuple[Rail | None, Endpoint]]:
-        rank = self._identity.rank
-        endpoints = source.ranks[rank].state if rank < len(source.ranks) else ()
-        return [(self._rails.get(endpoint.rail), endpoint) for endpoint in endpoints]
+        info = source.at(self._identity.rank)
+        return [(self._rails.get(endpoint.rail), endpoint) for endpoint in info.state] if info is not None else []
 
     def _follow(self, source: MemberInfo) -> None:
         """Follow one source over one rail after the other, until none works. Raises _SourceLost, and only that."""

@@ -35,12 +35,20 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class FrameParser(Generic[T]):
-    """Bytes in, messages out. Raises WireError once; after that the connection must be dropped."""
+    """Bytes in, messages out. Raises WireError once; after that the connection must be dropped.
+
+    A frame that is too long stops behind earlier ones of the same bytes: their reader may raise `limit` because of what
+    they prove, and then asks for the rest with `feed(b"")`."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[T], limit: int = STRANGER_LIMIT) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
         self.limit = limit
+
+    @property
+    def begun(self) -> bool:
+        """Bytes are waiting that may hold a frame."""
+        return len(self._buffer) > LENGTH.size
 
     def feed(self, data: bytes) -> list[T]:
         """Messages completed by `data`."""
@@ -49,6 +57,8 @@ class FrameParser(Generic[T]):
         while len(self._buffer) >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._buffer)
             if size == 0 or size > self.limit:
+                if messages:
+                    break
                 raise WireError(f"frame of {size} bytes (1 to {self.limit} allowed)")
             end = LENGTH.size + size
             if len(self._buffer) < end:

@@ -3,7 +3,7 @@
 The handshake proves knowledge of the job token without sending it (HMAC-SHA256 challenge and response, both ways):
 
     coordinator -> Challenge(nonce, term, proof of both)
-    peer        -> Hello | OpHello (client_nonce, proof of the challenge)   or  Outdated (this term is old)
+    peer        -> [Knock,] Hello | OpHello (client_nonce, proof of the challenge)   or  Outdated (this term is old)
     coordinator -> Welcome (proof of client_nonce)                          or  Refused (with a proof)
 
 Every message is a msgspec struct with a tag; unknown tags, unknown fields and oversized frames are WireErrors.
@@ -31,7 +31,7 @@ class Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 # --- parts ---------------------------------------------------------------------------------------------------------
 
 
-class Endpoint(Part, frozen=True):
+class Endpoint(Part, frozen=True, array_like=True):
     """A listening socket on one rail. The UDP socket for heartbeats of that rail has the same port number."""
 
     rail: str
@@ -39,7 +39,7 @@ class Endpoint(Part, frozen=True):
     port: int
 
 
-class RankInfo(Part, frozen=True):
+class RankInfo(Part, frozen=True, array_like=True):
     """Where one rank of a replica can be reached: its data links (one endpoint a rail) and its state server."""
 
     rank: int
@@ -48,11 +48,28 @@ class RankInfo(Part, frozen=True):
     state: tuple[Endpoint, ...]
 
 
-class MemberInfo(Part, frozen=True):
+class MemberInfo(Part, frozen=True, array_like=True):
+    """`ranks` by rank. In the epochs that a member is told, only its own and its neighbours' in the ring are there, and
+    in those that a leader tells a rank only the one that this rank is connected to: a job of ten thousand ranks would
+    otherwise send every address to everybody."""
+
     replica: str
     incarnation: int
     slot: int  # position in the ring; the order of reduction depends on slots only
     ranks: tuple[RankInfo, ...]
+
+    def only(self, rank: int) -> MemberInfo:
+        """Without the addresses of other ranks."""
+        if not self.ranks:
+            return self
+        info = self.at(rank)
+        return msgspec.structs.replace(self, ranks=(info,) if info is not None else ())
+
+    def at(self, rank: int) -> RankInfo | None:
+        """Where its rank of this number can be reached, if that is known here."""
+        if rank < len(self.ranks) and self.ranks[rank].rank == rank:
+            return self.ranks[rank]
+        return next((info for info in self.ranks if info.rank == rank), None)
 
 
 class EpochInfo(Part, frozen=True):
@@ -63,6 +80,10 @@ class EpochInfo(Part, frozen=True):
 
     def names(self) -> tuple[str, ...]:
         return tuple(m.replica for m in self.members)
+
+    def ring_of(self, rank: int) -> EpochInfo:
+        """As the rank of this number in each replica needs it: nothing of other ranks."""
+        return msgspec.structs.replace(self, members=tuple(m.only(rank) for m in self.members))
 
 
 class Deal(Part, frozen=True):
@@ -109,6 +130,14 @@ class Challenge(Message, frozen=True):
     nonce: bytes
     term: Term
     proof: bytes = b""
+    version: int = PROTOCOL_VERSION
+
+
+class Knock(Message, frozen=True):
+    """Before a Hello that is longer than what a stranger may send (64 KiB: hundreds of ranks with several rails): here is the proof."""
+
+    job: str
+    proof: bytes
     version: int = PROTOCOL_VERSION
 
 
@@ -383,7 +412,18 @@ class EventView(Part, frozen=True):
 
 
 ToCoordinator = (
-    Hello | OpHello | Outdated | Done | Prepared | CaughtUp | Progress | Unreachable | RailNotice | Leaving | OpRequest
+    Knock
+    | Hello
+    | OpHello
+    | Outdated
+    | Done
+    | Prepared
+    | CaughtUp
+    | Progress
+    | Unreachable
+    | RailNotice
+    | Leaving
+    | OpRequest
 )
 FromCoordinator = (
     Challenge

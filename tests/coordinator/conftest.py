@@ -22,7 +22,7 @@ from ftar_core.protocol.events import CoordinatorEvent
 from ftar_core.protocol.record import Claim
 from ftar_core.wire.address import Address
 from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, from_coordinator, nonce, prove
-from ftar_core.wire.messages import Challenge, FromCoordinator, Hello, JobView, Message, RankInfo, Report
+from ftar_core.wire.messages import Challenge, FromCoordinator, Hello, JobView, Knock, Message, RankInfo, Report
 
 TOKEN, OPERATOR = b"the token of the job", b"the token of operators"
 JOB = "demo"
@@ -86,10 +86,13 @@ class Client:
             self.waiting += self.parser.feed(data)
         return self.waiting.pop(0)
 
-    def hello(self, replica: str = "r0", token: bytes = TOKEN, **changes: Any) -> None:
+    def hello(self, replica: str = "r0", token: bytes = TOKEN, knock: bytes | None = None, **changes: Any) -> None:
+        """`knock`: the token with which a long hello is announced."""
         challenge = self.next()
         assert isinstance(challenge, Challenge)
         self.my_nonce = nonce()
+        if knock is not None:
+            self.send(Knock(job=JOB, proof=prove(knock, "member-knock", JOB, challenge.nonce)))
         ranks = (RankInfo(rank=0, node="n", links=(), state=()),)
         values: dict[str, Any] = {
             "job": JOB,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -36,18 +37,21 @@ from ftar_core.wire.messages import (
     Challenge,
     Deal,
     Done,
+    Endpoint,
     EpochInfo,
     EventView,
     Hold,
     Leaving,
     OpReply,
     Outdated,
+    RankInfo,
     Refused,
     Welcome,
 )
 from ftar_core.wire.operator import OperatorClient
 
 from .conftest import JOB, OPERATOR, TOKEN, Client, Running, Script, poll
+from .members import Fabric, SimMember
 
 Connect = Callable[[], Client]
 
@@ -159,6 +163,38 @@ def test_half_open_connections_cannot_lock_out_a_member(
     assert all(client.ended() for client in flood[:22])
     lines = [e for e in running.events.after(0) if e.kind == "stranger.dropped"]
     assert len(lines) == 1  # named once, not thirty times
+
+
+def many_ranks(count: int = 1500) -> tuple[RankInfo, ...]:
+    at = tuple(Endpoint(rail=f"rail{n}", addr=f"10.0.{n}.1", port=40000 + n) for n in range(2))
+    return tuple(RankInfo(rank=n, node=f"node{n // 8}", links=at, state=at) for n in range(count))
+
+
+def test_a_replica_of_many_ranks_may_say_more_than_a_stranger_once_it_has_proved_itself(
+    running: Running, script: Script, connect: Connect
+) -> None:
+    welcome(script, running)
+    ranks = many_ranks()
+    member = connect()
+    member.hello(ranks=ranks, knock=TOKEN)
+    assert isinstance(member.next(), Welcome)
+    assert script.until(MemberHello).hello.ranks == ranks
+    for knock in (None, b"another token"):
+        stranger = connect()
+        with contextlib.suppress(ConnectionError):
+            stranger.hello(ranks=ranks, knock=knock)
+        assert stranger.ended()
+    assert script.events.empty()
+
+
+def test_the_member_s_side_announces_a_long_hello(running: Running, script: Script) -> None:
+    welcome(script, running)
+    member = SimMember(Fabric(), "r0", running.port, beats=False)
+    member.describe = lambda: (many_ranks(), "plan", 0)  # type: ignore[method-assign]
+    try:
+        assert len(script.until(MemberHello).hello.ranks) == 1500
+    finally:
+        member.stop()
 
 
 def test_members_cannot_say_hello_twice_or_act_as_operators(running: Running, script: Script, connect: Connect) -> None:
