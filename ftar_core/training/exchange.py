@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ftar_core.protocol.effects import ApplyCommit, End, EnterEpoch, FollowSources
+from ftar_core.training.operations import OPERATION_BUCKETS, OperationRing, Operations
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan
 from ftar_core.wire.ids import NO_EPOCH, EpochId, epoch_key
 from ftar_core.wire.messages import Commit, Deal, EpochInfo, MemberInfo
@@ -30,15 +31,12 @@ if TYPE_CHECKING:
     from ftar_core.native._core import Member
 
 
-class Ring(Protocol):
+class Ring(OperationRing, Protocol):
     """The part of ftar_core.native.core.Engine that is used here."""
 
     def prepare(self, epoch: bytes, members: list[Member], me: int) -> None: ...
     def activate(self, epoch: bytes) -> None: ...
     def discard(self, epoch: bytes) -> None: ...
-    def submit(  # noqa: PLR0917 (the native call has no keywords)
-        self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int
-    ) -> None: ...
     def abort(self) -> None: ...
 
 
@@ -108,6 +106,9 @@ class Exchange:
         self._pokes = self._pokes_seen = 0
         self._holding = ""
         self._stopping = False
+        self.operations = Operations(
+            replica=replica, ring=ring, changed=self._changed, ended=lambda: self._end is not None
+        )
 
     # --- control loop ----------------------------------------------------------------------------------------------
 
@@ -146,6 +147,7 @@ class Exchange:
                     # produced are the zeros of a step without one.
                     self._produced.clear()
                     self._role_version += 1
+                    self.operations.void()
             self._epoch, self._key = order.epoch, key
             self._deal, self._last_commit_epoch = order.deal, order.last_commit_epoch
             self._holding = ""
@@ -154,8 +156,8 @@ class Exchange:
             if self._role is not Role.CONTRIBUTOR:
                 self._role = Role.CONTRIBUTOR
                 self._role_version += 1
-            for bucket in sorted(self._produced):
-                self._submit(bucket)
+            self.operations.entered(key, order.epoch, order.step, order.deal)
+            self._submit_produced()
             self._changed.notify_all()
 
     def apply_commit(self, order: ApplyCommit) -> None:
@@ -167,6 +169,7 @@ class Exchange:
             self._stopping = commit.last or self._replica in commit.drained
             self._new_step(commit.step + 1)
             self._deal, self._last_commit_epoch = commit.deal, commit.epoch
+            self.operations.new_step(self._step, commit.deal)
             self._holding = ""
             self._changed.notify_all()
 
@@ -177,6 +180,7 @@ class Exchange:
                 self._epoch, self._key = None, b""
                 self._produced.clear()
                 self._reduced.clear()
+            self.operations.left()
             self._role = Role.SHADOW
             self._sources = order.sources
             self._role_version += 1
@@ -196,10 +200,19 @@ class Exchange:
     def reduced(self, epoch: bytes, step: int, bucket: int) -> None:
         """The native core: a bucket is complete."""
         with self._changed:
-            if epoch != self._key or step != self._step or bucket not in self._produced:
+            if epoch != self._key:
+                return
+            if bucket >= OPERATION_BUCKETS:
+                waited = not self.operations.settled
+                self.operations.reduced(step, bucket)
+                if waited:
+                    self._submit_produced()
+                self._changed.notify_all()
+                return
+            if step != self._step or bucket not in self._produced:
                 return
             self._reduced.add(bucket)
-            self._on_progress(step, len(self._produced), len(self._reduced))
+            self._progressed()
             if len(self._reduced) == len(self._plan.all_buckets):
                 self._changed.notify_all()
 
@@ -214,6 +227,18 @@ class Exchange:
         self._produced.clear()
         self._reduced.clear()
         self._taken_epoch = None
+        self.operations.new_step(step, None)
+
+    def _progressed(self) -> None:
+        """Plain operations count, too: who has begun fewer holds up the others."""
+        operations = self.operations
+        produced, reduced = len(self._produced) + operations.begun, len(self._reduced) + operations.made
+        self._on_progress(self._step, produced, reduced)
+
+    def _submit_produced(self) -> None:
+        if self.operations.settled:
+            for bucket in sorted(self._produced):
+                self._submit(bucket)
 
     def _submit(self, bucket: int) -> None:
         layout = self._plan.all_buckets[bucket]
@@ -233,9 +258,9 @@ class Exchange:
         """All gradients of a bucket lie in its retained buffer (called from the hooks, during backward)."""
         with self._changed:
             self._produced.add(bucket)
-            if self._role is Role.CONTRIBUTOR and self._epoch is not None:
+            if self._role is Role.CONTRIBUTOR and self._epoch is not None and self.operations.settled:
                 self._submit(bucket)
-            self._on_progress(self._step, len(self._produced), len(self._reduced))
+            self._progressed()
 
     def place(self) -> Place:
         with self._changed:

@@ -27,8 +27,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sized
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
 from torch import nn
@@ -41,7 +41,9 @@ from ftar_core.training.feed import open_feed
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
+from ftar_core.training.operations import Kind
 from ftar_core.training.options import TrainingOptions
+from ftar_core.training.plain import barrier, kind_of, operate
 from ftar_core.training.plan import make_plan
 from ftar_core.training.shadow import Shadow
 from ftar_core.training.state import Stateful, check_transferable, parameters_digest
@@ -132,8 +134,9 @@ class Session:
 
     @property
     def warming_up(self) -> bool:
-        """This turn of the loop is a shadow's warm-up: its gradients are dropped, its loss says nothing."""
-        return self._turns is not None and self._turns.current is Turn.WARM_UP
+        """The gradients of this turn of the loop are dropped, and its loss says nothing: it is a shadow's warm-up, or
+        was not dealt a batch and only takes part in the plain operations of the others."""
+        return self._turns is not None and self._turns.current in (Turn.WARM_UP, Turn.IDLE)
 
     @property
     def mean_loss(self) -> float | None:
@@ -244,7 +247,43 @@ class Session:
         if turn is Turn.WARM_UP:
             self._taker.begin(Mode.DISCARD)
             return
+        if turn is Turn.IDLE:
+            turns.finish_step(None, 0, weight=0.0)
+            return
         turns.finish_step(_number(loss), tokens, weight=None)
+
+    # --- plain tensors, across the replicas
+
+    @overload
+    def allreduce(self, tensors: torch.Tensor, op: str = "sum") -> torch.Tensor: ...
+    @overload
+    def allreduce(self, tensors: Sequence[torch.Tensor], op: str = "sum") -> list[torch.Tensor]: ...
+    def allreduce(
+        self, tensors: torch.Tensor | Sequence[torch.Tensor], op: str = "sum"
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """Sum or mean of a tensor, or of each of a list, over the replicas that contribute to the running step; new
+        tensors, the given ones stay as they are. Rank i of a replica reduces with rank i of the others.
+
+        Between the beginning of a turn and its `step()`, by all replicas alike. All that go on have the same bits,
+        whoever is lost meanwhile: with the values of the lost one if anybody had the result by then, else without. A
+        turn without a batch of its own (`warming_up`) adds zeros and does not count in the mean; in a shadow's warm-up
+        the result is what was given.
+
+        Raises FtarError outside of a turn, for another dtype, and if another replica is about to do something else.
+        """
+        many = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        found = operate(many, kind_of(op), self._begun.operate) or [tensor.detach().clone() for tensor in many]
+        return found[0] if isinstance(tensors, torch.Tensor) else found
+
+    def broadcast(self, tensor: torch.Tensor, source: str = "") -> torch.Tensor:
+        """The tensor of replica `source` (default: the first contributor that has a batch) on all contributors, bit
+        for bit. Otherwise as `allreduce`. Raises FtarError if `source` does not contribute."""
+        found = operate([tensor], Kind.BROADCAST, self._begun.operate, source)
+        return found[0] if found else tensor.detach().clone()
+
+    def barrier(self) -> None:
+        """Returns when all contributors are here. Otherwise as `allreduce`."""
+        barrier(self._begun.operate)
 
     def close(self) -> None:
         """Leave the job now (a loop that runs to its end does not need it)."""

@@ -189,7 +189,7 @@ class Stepper:
         passes("update", step)
         self._taker.mode = Mode.OFF
         self._taker.give_back()
-        self._wiring.in_user_code = True
+        self._wiring.in_user_code = self._wiring.updating = True
         try:
             self._update()
         except Exception as error:
@@ -197,7 +197,7 @@ class Stepper:
             reason = f"the update of step {step} raised {type(error).__name__}: {error}"
             raise Leave(reason, RankExit.RESTART) from error
         finally:
-            self._wiring.in_user_code = False
+            self._wiring.in_user_code = self._wiring.updating = False
 
     def replay(self, item: ReplayStep) -> None:
         """Apply a step that others have committed, exactly as they did. Raises Leave."""

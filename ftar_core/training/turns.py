@@ -16,6 +16,7 @@ from enum import Enum
 import torch
 from torch import nn
 
+from ftar_core.errors import FtarError
 from ftar_core.protocol.effects import End
 from ftar_core.protocol.events import LeaveNow
 from ftar_core.training.exchange import Place, Role
@@ -23,6 +24,7 @@ from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
 from ftar_core.training.lockstep import Do
+from ftar_core.training.operations import Operation
 from ftar_core.training.shadow import Shadow
 from ftar_core.training.state import parameters_digest, state_digest
 from ftar_core.training.stepping import Leave, Stepper
@@ -36,7 +38,8 @@ LEAVE_S = 2.0  # for the coordinator to hear that this replica leaves
 
 class Turn(Enum):
     TRAIN = "train"
-    WARM_UP = "warm-up"  # its gradients are dropped
+    WARM_UP = "warm-up"  # of a shadow: its gradients are dropped
+    IDLE = "idle"  # of a contributor without a batch, for the sake of plain operations: its gradients are dropped
 
 
 class Turns:
@@ -61,6 +64,8 @@ class Turns:
         self._journal, self._ledger = journal, ledger
         self._model, self._optimizer = model, optimizer
         self._contributes = False  # and will until it ends
+        self._operates = False  # the loop's body has plain operations
+        self._turned = False  # the loop's body has been run
 
     @property
     def step(self) -> int:
@@ -84,10 +89,14 @@ class Turns:
                 self._shadow.contributing(place)
                 with self._leaving():
                     stepper.begin(place)
+                exchange.operations.begin(place.step)
                 batch = place.deal.batches.get(self.wiring.settings.replica)
                 if batch is not None:
-                    self.current = Turn.TRAIN
-                    return batch
+                    return self._turn(Turn.TRAIN, batch)
+                if self._operates or not self._turned:
+                    # The others may operate in their turns, and wait for this replica.
+                    self._taker.begin(Mode.DISCARD)
+                    return self._turn(Turn.IDLE, self._some_batch(place))
                 self.finish_step(None, 0, weight=0.0)
             elif place.stopping:
                 exchange.wait(1.0)
@@ -98,11 +107,47 @@ class Turns:
                     self._contributes = True
                 elif doing is Do.WARM_UP:
                     self._taker.begin(Mode.DISCARD)
-                    self.current = Turn.WARM_UP
-                    return stepper.applied
+                    return self._turn(Turn.WARM_UP, self._some_batch(place))
         return None
 
+    def _turn(self, turn: Turn, batch: int) -> int:
+        self.current, self._turned = turn, True
+        return batch
+
+    def _some_batch(self, place: Place) -> int:
+        """For a turn whose gradients are dropped."""
+        return self.stepper.applied % place.deal.limit if place.deal.limit else self.stepper.applied
+
+    def operate(self, operation: Operation) -> torch.Tensor | None:
+        """A plain operation with the other contributors: its result; None where there are none for this turn. Raises
+        FtarError, or SystemExit if the member has ended."""
+        if self.wiring.updating:
+            raise FtarError(
+                "a plain operation in the update: a replica that catches up could not replay it",
+                hint="call it before session.step()",
+            )
+        if self.current is None:
+            raise FtarError(
+                "a plain operation outside of a turn of the loop",
+                hint="call it between the beginning of a turn and its session.step()",
+            )
+        self._operates = True
+        if self.current is Turn.WARM_UP:
+            return None
+        exchange = self.wiring.exchange
+        self.wiring.in_user_code = False
+        try:
+            result = exchange.operations.run(operation)
+        finally:
+            self.wiring.in_user_code = True
+        end = exchange.ended()
+        if result is None and end is not None:
+            self._finish(end)
+            raise SystemExit(int(end.exit_code))
+        return result
+
     def finish_step(self, loss: float | None, tokens: int, *, weight: float | None) -> None:
+        """Reduce, wait for the commit, update."""
         with self._leaving():
             end = self.stepper.finish(loss, tokens, weight=weight)
         if end is not None:

@@ -92,6 +92,7 @@ class Wiring:
         self._end_noticed = threading.Event()
         # The training thread runs the user's code, which may wait for the other ranks of the replica.
         self.in_user_code = False
+        self.updating = False  # it runs the user's update
         self.incarnation = 0
         self.engine = _engine(settings, options)
         self.exchange = Exchange(
