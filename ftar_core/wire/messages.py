@@ -134,7 +134,7 @@ class Challenge(Message, frozen=True):
 
 
 class Knock(Message, frozen=True):
-    """Before a Hello that is longer than what a stranger may send (64 KiB: hundreds of ranks with several rails): here is the proof."""
+    """Before a Hello longer than a stranger may send (64 KiB: hundreds of ranks, several rails): here is the proof."""
 
     job: str
     proof: bytes

@@ -187,10 +187,12 @@ def test_a_replica_of_many_ranks_may_say_more_than_a_stranger_once_it_has_proved
     assert script.events.empty()
 
 
-def test_the_member_s_side_announces_a_long_hello(running: Running, script: Script) -> None:
+def test_the_member_s_side_announces_a_long_hello(
+    running: Running, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     welcome(script, running)
+    monkeypatch.setattr(SimMember, "describe", lambda self: (many_ranks(), "plan", 0))
     member = SimMember(Fabric(), "r0", running.port, beats=False)
-    member.describe = lambda: (many_ranks(), "plan", 0)  # type: ignore[method-assign]
     try:
         assert len(script.until(MemberHello).hello.ranks) == 1500
     finally:
