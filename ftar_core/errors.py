@@ -9,6 +9,7 @@ FtarError
 │   └── FencedError        definite    a newer coordinator owns the store: this one must exit
 ├── PlanMismatch           definite    this model's bucket plan is not the job's
 ├── StateMismatch          definite    a fetched state does not fit this model
+├── NonFiniteGradients     definite    gradients were not finite and the job was told to fail then: nobody updated
 └── NativeMissing          definite    the native core is not built for this interpreter
 
 "definite": it surely did not happen. "indefinite": it may have.
@@ -56,6 +57,10 @@ class PlanMismatch(FtarError):
 
 
 class StateMismatch(FtarError):
+    pass
+
+
+class NonFiniteGradients(FtarError):
     pass
 
 

@@ -81,6 +81,7 @@ _CODES = {
     int(RankExit.RESTART): "asks to be started again",
     int(RankExit.DRAINED): "drained",
     int(RankExit.REFUSED): "refused by the job",
+    int(RankExit.FAILED): "the job has failed",
 }
 
 
@@ -108,7 +109,7 @@ def decide(ending: Ending, history: History, limits: Limits, now: float) -> Deci
         return Decision(Action.START, 0.0, 0, f"{how}; starts again as asked")
     if ending.exit_code == RankExit.FINISHED:
         return Decision(Action.DONE, 0.0, 0, f"{how}; it is not started again")
-    if ending.exit_code in (RankExit.USAGE, RankExit.REFUSED):
+    if ending.exit_code in (RankExit.USAGE, RankExit.REFUSED, RankExit.FAILED):
         return Decision(Action.FAIL, 0.0, 0, f"{how}; starting it again would not help")
     if ending.exit_code == RankExit.DRAINED:
         return Decision(Action.WAIT, 0.0, 0, f"{how}; it waits for a rejoin")

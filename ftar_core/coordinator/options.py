@@ -125,6 +125,12 @@ def build_parser() -> argparse.ArgumentParser:
             job.add_argument(
                 option_of(name), dest=name, type=_count, default=default, metavar="N", help=f"{text} ({default})"
             )
+    job.add_argument(
+        "--nonfinite",
+        choices=("skip", "fail"),
+        default="skip",
+        help="what all replicas do with a step whose gradients are not finite: no update, or end the job (skip)",
+    )
     place = parser.add_argument_group("place")
     place.add_argument(
         "--store", required=True, type=Path, metavar="DIR", help="directory of the record; made if it is not there"
@@ -196,6 +202,7 @@ def parse(arguments: Sequence[str]) -> Options:
             job=given.job,
             replicas=given.replicas,
             detection=detection,
+            fail_on_nonfinite=given.nonfinite == "fail",
             **{name: getattr(given, name) for name in JOB_HELP},
         )
     except ValueError as error:

@@ -13,14 +13,14 @@ lost member, a failed record or a late timer cannot leave it between two states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from ftar_core.protocol import sampler
 from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import cancel_preparation, consider_joins, drains_due, follows, refresh_sources
-from ftar_core.protocol.membership import Cause, Replica, State
+from ftar_core.protocol.membership import Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis
 from ftar_core.protocol.spares import drain_waits, promoted, vacate, waits_for_spare, watch_out
 from ftar_core.protocol.stalls import Incident
@@ -49,7 +49,7 @@ def _commit_step(job: Job, now: float) -> bool:
         return False
     if not _digests_agree(job, now):
         return bool(job.gone)
-    last = last_reason(job)
+    last = last_reason(job) or failure(job, job.done)
     if not last and waits_for_spare(job, now):
         return False
     following, drained = _next_membership(job, now) if not last else (None, ())
@@ -113,8 +113,8 @@ def _next_membership(job: Job, now: float) -> tuple[EpochInfo | None, tuple[str,
 
 
 def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tuple[str, ...], last: str) -> None:
-    before, members, step = job.epoch, job.members, job.step
-    verdict = verdict_of(job.done.values())
+    before, members, done, step = job.epoch, job.members, job.done, job.step
+    verdict = verdict_of(job.done.values(), fail=job.config.fail_on_nonfinite)
     stay = [m for m in (following or before).members if m.replica not in job.gone]
     deal = sampler.following(job.deal, before.names(), [m.replica for m in stay])
     commit = Commit(
@@ -142,9 +142,9 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
     job.step, job.deal, job.last_commit_epoch, job.done = step + 1, deal, before.id, {}
     job.dealt_to = tuple(stay)
     if verdict is Verdict.SKIP:
-        job.emit("step.skipped", f"step {step}", "its gradients were not finite: nobody updates")
+        job.emit("step.skipped", f"step {step}", f"{_not_finite(done)}: nobody updates")
     if last:
-        finish(job, now, last)
+        finish(job, now, last, failed=verdict is Verdict.FAIL)
     elif following is not None:
         _enter(job, following, joined, now)
         for name in drained:
@@ -157,20 +157,34 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
         announce(job, f"with the commit of step {step}")
 
 
-def verdict_of(done: Iterable[Done]) -> Verdict:
-    """Everybody applies, or nobody: one result that is not finite skips the step for all."""
-    return Verdict.SKIP if any(not d.finite for d in done) else Verdict.APPLY
+def verdict_of(done: Iterable[Done], *, fail: bool = False) -> Verdict:
+    """Everybody applies, or nobody: one result that is not finite skips the step for all, or (`fail`) ends the job."""
+    if all(d.finite for d in done):
+        return Verdict.APPLY
+    return Verdict.FAIL if fail else Verdict.SKIP
 
 
-def finish(job: Job, now: float, why: str) -> None:
+def failure(job: Job, done: Mapping[str, Done]) -> str:
+    """Why the job ends with the commit of this step although nobody wished it; empty if it does not."""
+    if verdict_of(done.values(), fail=job.config.fail_on_nonfinite) is not Verdict.FAIL:
+        return ""
+    return f"step {job.step}: {_not_finite(done)}, and the job was told to fail then (--nonfinite fail)"
+
+
+def _not_finite(done: Mapping[str, Done]) -> str:
+    whose = ", ".join(sorted((name for name, d in done.items() if not d.own_finite), key=natural)[:8])
+    return f"the gradients of {whose} were not finite" if whose else "the sum of the gradients was not finite"
+
+
+def finish(job: Job, now: float, why: str, *, failed: bool = False) -> None:
     """The last commit is out: what closes now has ended, not died."""
-    job.mode, job.reason = Mode.FINISHED, why
+    job.mode, job.reason, job.failed = Mode.FINISHED, why, failed
     job.finishing = why
     job.step -= 1  # the job is at its last step for ever
     job.timers.clear()
     job.timers["finish"] = now + job.config.finish_wait_s
     job.timers["dismiss"] = now
-    job.emit("job.finished", job.config.job, why)
+    job.emit("job.failed" if failed else "job.finished", job.config.job, why)
     if not job.persisted:
         job.rewrite_record(None)  # so that a restarted coordinator does not wait for a job that is over
 

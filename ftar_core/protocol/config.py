@@ -37,6 +37,7 @@ class JobConfig:
     spares: int = 0  # hot spares wanted beside them; a job without them runs as well
     start_timeout_s: float = 300.0  # then start with what is there, if it is at least min_replicas
     steps: int = 0
+    fail_on_nonfinite: bool = False  # gradients that are not finite end the job; otherwise all skip that step
     detection: Detection = field(default_factory=Detection)
     recovery_wait_s: float = 30.0  # how long a restarted coordinator waits for all recorded members
     gather_s: float = 2.0  # the same when it stayed up itself and all contributors vanished at once

@@ -80,7 +80,7 @@ class Coordinator:
         if job.timers.get("check", now + 1) <= now:
             self._check_record(now)
         if job.mode is Mode.FINISHED and not self._awaited():  # by now the event may have been the last goodbye
-            job.stop(0, f"the job has ended: {job.reason}")
+            job.stop(int(job.failed), f"the job has {'failed' if job.failed else 'ended'}: {job.reason}")
         # A record that fails takes all that is behind it in this list away: only what belongs to it may follow one.
         if job.mode is Mode.STARTING:
             settle.try_start(job, now)
@@ -228,7 +228,7 @@ class Coordinator:
                 settle.stop_job(job, f"it held for {job.config.hold_exit_s:g} s: {why}")
                 return
             elif name == "finish":
-                job.stop(0, f"the job has ended: {job.reason}")
+                job.stop(int(job.failed), f"the job has {'failed' if job.failed else 'ended'}: {job.reason}")
                 return
 
     def _check_record(self, now: float) -> None:

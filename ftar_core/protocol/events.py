@@ -100,7 +100,7 @@ class StepReduced:
     """The session: every bucket of `step` is reduced in `epoch`, on every rank of the replica.
 
     `finite` is a property of the **reduced** gradients (equal on all members, like `digest`), so that any one survivor
-    knows the verdict after a coordinator restart."""
+    knows the verdict after a coordinator restart. `own_finite` is of this replica's own, to say whose they were."""
 
     step: int
     epoch: EpochId
@@ -109,6 +109,7 @@ class StepReduced:
     loss: float | None = None
     step_ms: float = 0.0
     produced_at: float = 0.0
+    own_finite: bool = True
     weight: float = 0.0  # of all contributors together: the same in the rings of all ranks (runtime/team.py)
 
 

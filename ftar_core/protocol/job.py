@@ -77,6 +77,7 @@ class Job:
     drains: set[str] = field(default_factory=set)  # asked to leave at a boundary
     forced_drains: set[str] = field(default_factory=set)  # may go below min-replicas
     finishing: str = ""  # why the next commit is the last
+    failed: bool = False  # the last commit was that of a failure
     plan: str = ""  # the bucket plan everybody must have
     ranks: int = 0  # and the number of ranks a replica has
     # -- troubles

@@ -57,6 +57,7 @@ from ftar_core.wire.messages import (
     Refused,
     Report,
     Unreachable,
+    Verdict,
     Welcome,
 )
 
@@ -266,6 +267,9 @@ class Member:
         effects: list[MemberEffect] = [ApplyCommit(message)]
         self.step, self.last_commit_epoch = message.step + 1, message.epoch
         self.deal, self.done = message.deal, None
+        if message.verdict is Verdict.FAIL:
+            reason = f"the gradients of step {message.step} were not finite, and the job was told to fail then"
+            return [*effects, Tell(Leaving(reason=reason)), *self._end(RankExit.FAILED, reason)]
         if message.last:
             reason = f"step {message.step} was the last"
             return [*effects, Tell(Leaving(reason=reason)), *self._end(RankExit.FINISHED, reason)]
@@ -320,6 +324,7 @@ class Member:
             epoch=event.epoch,
             digest=event.digest,
             finite=event.finite,
+            own_finite=event.own_finite,
             loss=event.loss,
             step_ms=event.step_ms,
             produced_at=event.produced_at,

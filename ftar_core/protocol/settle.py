@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftar_core.protocol import sampler
-from ftar_core.protocol.commit import announce, enter_epoch, finish, last_reason, snapshot, verdict_of
+from ftar_core.protocol.commit import announce, enter_epoch, failure, finish, last_reason, snapshot, verdict_of
 from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
 from ftar_core.protocol.membership import SHADOWS, Cause, Replica, State, natural
@@ -224,7 +224,11 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     if hello is not None:
         job.take_plan(hello)
     _running(job)
-    last = last_reason(job, decision.contributors) if decision.commit else ""
+    last, failed = "", ""
+    if decision.commit:
+        done = {name: d for name in decision.members if (d := standings[name].done) is not None}
+        failed = failure(job, done)
+        last = failed or last_reason(job, decision.contributors)
     if decision.commit:
         _settle_by_commit(job, decision, epoch, standings, last=last, undo=undo)
     else:
@@ -243,7 +247,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     announce(job, decision.reason)
     job.emit("job.running", job.config.job, decision.reason)
     if last:
-        finish(job, now, last)
+        finish(job, now, last, failed=bool(failed))
     job.timers["sort"] = now
 
 
@@ -258,7 +262,7 @@ def _settle_by_commit(
         step=decision.step,
         epoch=decision.epoch,
         contributors=decision.contributors,
-        verdict=verdict_of(done),
+        verdict=verdict_of(done, fail=job.config.fail_on_nonfinite),
         deal=deal,
         next=None if last else epoch,
         last=bool(last),
@@ -311,7 +315,7 @@ def dismiss_shadows(job: Job, now: float) -> None:
     """The job is over: who was still on its way in is needed no more."""
     for replica in job.states(SHADOWS):
         if replica.conn is not None:
-            job.evict(replica, f"the job has ended: {job.reason}", now, rejoin=False)
+            job.evict(replica, f"the job has {'failed' if job.failed else 'ended'}: {job.reason}", now, rejoin=False)
 
 
 def sort_out(job: Job, now: float) -> None:

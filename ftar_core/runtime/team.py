@@ -193,6 +193,7 @@ def _together(ranks: Sequence[StepReduced]) -> StepReduced:
         epoch=first.epoch,
         digest=int.from_bytes(hashlib.blake2b(digests, digest_size=8).digest(), "little"),
         finite=all(one.finite for one in ranks),
+        own_finite=all(one.own_finite for one in ranks),
         loss=sum(losses) / len(losses) if losses else None,
         step_ms=max(one.step_ms for one in ranks),
         produced_at=max(one.produced_at for one in ranks),
@@ -206,12 +207,13 @@ def _together(ranks: Sequence[StepReduced]) -> StepReduced:
 def report_of(event: MemberEvent) -> RankReport | None:
     """What a rank tells its leader; None for what only the leader's own machine knows."""
     match event:
-        case StepReduced(step, epoch, digest, finite, loss, step_ms, produced_at, weight):
+        case StepReduced(step, epoch, digest, finite, loss, step_ms, produced_at, own_finite, weight):
             return RankReduced(
                 step=step,
                 epoch=epoch,
                 digest=digest,
                 finite=finite,
+                own_finite=own_finite,
                 weight=weight,
                 loss=loss,
                 step_ms=step_ms,
@@ -237,6 +239,7 @@ def event_of(report: RankReport) -> MemberEvent:
                 epoch=report.epoch,
                 digest=report.digest,
                 finite=report.finite,
+                own_finite=report.own_finite,
                 loss=report.loss,
                 step_ms=report.step_ms,
                 produced_at=report.produced_at,

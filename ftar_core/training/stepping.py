@@ -10,10 +10,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 import torch
 from torch import nn
 
+from ftar_core.errors import NonFiniteGradients
 from ftar_core.protocol.effects import End
 from ftar_core.protocol.events import StepReduced
 from ftar_core.protocol.sampler import NOTHING_DEALT
@@ -118,6 +120,8 @@ class Stepper:
         if commit.step != step or commit.epoch != announced:
             raise Leave(f"the results of step {step} here are not those that were committed", RankExit.RESTART)
         committed = time.monotonic()
+        if commit.verdict is Verdict.FAIL:
+            self._fail(step)
         self._apply(commit)
         self._ledger.step(
             commit,
@@ -143,6 +147,7 @@ class Stepper:
             epoch=epoch,
             digest=digest,
             finite=finite,
+            own_finite=finite or all(bool(torch.isfinite(bucket).all()) for bucket in self._taker.retained),
             loss=loss if loss is not None and math.isfinite(loss) else None,
             step_ms=(time.monotonic() - self._began) * 1000.0,
             produced_at=produced,
@@ -153,6 +158,11 @@ class Stepper:
             self._deal = place.deal  # nobody deals a step anew within an epoch
             self._wiring.phase(Phase.COMMIT, step)
         return told
+
+    def _fail(self, step: int) -> NoReturn:
+        reason = f"the gradients of step {step} were not finite, and the job was told to fail then"
+        hint = f"the state here is that after step {step - 1}; the coordinator's events say whose gradients they were"
+        raise Leave(reason, RankExit.FAILED) from NonFiniteGradients(reason, hint=hint)
 
     def _apply(self, commit: Commit) -> None:
         """The step is true: the same on every replica from here on."""

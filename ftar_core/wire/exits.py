@@ -10,4 +10,5 @@ class RankExit(IntEnum):
     USAGE = 2  # settings are wrong: starting again will not help
     RESTART = 75  # EX_TEMPFAIL: evicted, lost the coordinator, lost its state: start again
     DRAINED = 76  # left at a step boundary on request: start again only after `ftctl rejoin replica`
+    FAILED = 70  # EX_SOFTWARE: the job has failed, on all replicas at the same step: starting again will not help
     REFUSED = 77  # EX_NOPERM: the job refuses this replica (other model, wrong token): starting again will not help

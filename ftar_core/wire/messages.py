@@ -117,6 +117,7 @@ class Report(Part, frozen=True):
 class Verdict(str, Enum):
     APPLY = "apply"
     SKIP = "skip"  # gradients were not finite somewhere: nobody updates
+    FAIL = "fail"  # the same, and the job was told to fail then: nobody updates, and this commit is the last
 
 
 # --- handshake -----------------------------------------------------------------------------------------------------
@@ -200,6 +201,7 @@ class Done(Message, frozen=True):
     epoch: EpochId
     digest: int  # of the reduced gradients; equal on all members
     finite: bool
+    own_finite: bool = True  # this replica's own gradients; looked at only where the reduced ones are not finite
     loss: float | None = None  # for the operator's eyes
     step_ms: float = 0.0
     produced_at: float = 0.0  # CLOCK_MONOTONIC seconds of its last gradient

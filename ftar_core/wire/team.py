@@ -148,6 +148,7 @@ class RankReduced(Message, frozen=True):
     epoch: EpochId
     digest: int
     finite: bool
+    own_finite: bool
     weight: float
     loss: float | None
     step_ms: float

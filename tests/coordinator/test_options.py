@@ -24,7 +24,7 @@ def base(tmp_path: Path) -> list[str]:
 
 def test_no_setting_without_an_option() -> None:
     assert set(DETECTION_HELP) == {f.name for f in fields(Detection)}
-    assert set(JOB_HELP) == {f.name for f in fields(JobConfig)} - {"job", "replicas", "detection"}
+    assert set(JOB_HELP) == {f.name for f in fields(JobConfig)} - {"job", "replicas", "detection", "fail_on_nonfinite"}
     text = build_parser().format_help()
     for name in (*DETECTION_HELP, *JOB_HELP):
         assert option_of(name) in text

@@ -38,6 +38,7 @@ class ShardedRecipe:
     width: int = 5  # odd: the ranks' shards differ in size, and one of them is empty
     batch_size: int = 4
     odd_weight_on: int = -1  # a rank that says another weight than the others
+    nan_at: int = 0  # the loss of rank 1 is not finite at this step
     fail_update_at: int = 0
     sharded: bool = True
 
@@ -86,6 +87,8 @@ def train(recipe: ShardedRecipe) -> None:
         if int(os.environ["RANK"]) == recipe.odd_weight_on and session.current_step == 3:
             session.weight = 2.0
         loss = (model(inputs[indices]) - targets[indices]).square().mean()
+        if session.current_step == recipe.nan_at and int(os.environ["RANK"]) == 1:
+            loss = loss * float("nan")
         time.sleep(max(0.0, began + recipe.step_ms / 1000 - time.monotonic()))
         loss.backward()
         session.step(loss, tokens=len(indices))
