@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console, ConsoleRenderable, Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,16 +20,54 @@ FAINT = "dim"
 
 Cell = str | Text
 
+_GAP = 2
+_UNDER = 4  # how far the last column stands in under its row
+_LEAST_LAST = 24  # columns of the last column, below which its text would be a ribbon
+
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> ConsoleRenderable:
     """A title line and the rows under upper-case heads; the last column folds when the terminal is narrow."""
-    body = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index, column in enumerate(columns):
-        last = index == len(columns) - 1
-        body.add_column(column.upper(), overflow="fold", no_wrap=not last, ratio=1 if last else None)
-    for row in rows:
-        body.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    body = _Fitting([column.upper() for column in columns], [[_text(cell) for cell in row] for row in rows])
     return Group(Text(title, style="bold underline"), body) if title else body
+
+
+def _text(cell: Cell) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
+
+
+class _Fitting:
+    """A table whose cells are never cut: where the others leave the last column no room, it goes under its row."""
+
+    def __init__(self, heads: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+        self._heads = heads
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [[Text(head, style="bold") for head in self._heads], *self._rows]
+        widths = [max(_width(line[index]) for line in lines) for index in range(len(self._heads))]
+        if sum(widths[:-1]) + _GAP * (len(widths) - 1) + min(widths[-1], _LEAST_LAST) > options.max_width:
+            for line in lines:
+                *cells, last = line
+                yield Text(" ").join(_padded(cell, width) for cell, width in zip(cells, widths, strict=False))
+                yield Padding(last, (0, 0, 0, _UNDER))
+            return
+        body = Table(box=None, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        for index, head in enumerate(self._heads):
+            last_one = index == len(self._heads) - 1
+            body.add_column(head, overflow="fold", no_wrap=not last_one, ratio=1 if last_one else None)
+        for row in self._rows:
+            body.add_row(*row)
+        yield body
+
+
+def _padded(text: Text, width: int) -> Text:
+    padded = text.copy()
+    padded.append(" " * (width - _width(text)))
+    return padded
+
+
+def _width(text: Text) -> int:
+    return max((cell_len(line) for line in text.plain.splitlines()), default=0)
 
 
 def replica_style(state: str) -> str:

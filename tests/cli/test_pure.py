@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from agents.api import models as m
 from ftctl import durations, hostlist
@@ -12,6 +15,8 @@ from ftctl.client.cluster import NodeAnswer, Snapshot, short_name
 from ftctl.client.problems import find, recommend, verdict
 from ftctl.errors import AgentUnreachable, CliError, UsageProblem
 from ftctl.exit_codes import ExitCode, most_urgent
+from ftctl.render.tables import show as show_parts
+from ftctl.render.tables import table
 
 from .fake_agent import FakeAgent, FakeCluster, FakeJob, nic, replica
 
@@ -255,3 +260,18 @@ def test_replica_names_short_and_in_full() -> None:
     for text in ("other/r1", "main/", ""):
         with pytest.raises(UsageProblem):
             short_name(text, "main")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_no_cell_of_a_table_is_cut_however_narrow_the_terminal(width: int) -> None:
+    heads = ["node", "process", "link", "rail", "up", "state", "since", "flaps", "resumes", "moved", "reason"]
+    row = ["node12", "6410 nccl rank 0", "from node1", "rail0", "0/2", "PROBING", "2.5s", "1", "10", "36 MB"]
+    reason = "trying a fresh connection after: the peer says: rail0 has no carrier"
+    console = Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
+    show_parts(console, table("links", heads, [[*row, reason]]))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert all(len(line) <= width for line in shown.splitlines())
+    words = shown.split()
+    for text in (*(head.upper() for head in heads), *row, reason):
+        assert all(word in words for word in text.split()), text
