@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int, c_int16, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,12 @@ def _types(version: int) -> dict[str, list[Any]]:
 
 
 class PluginError(Exception):
-    def __init__(self, call: str, code: int) -> None:
+    """`said`: what the plugin logged before, each line with NCCL's level in front (2: a warning)."""
+
+    def __init__(self, call: str, code: int, said: Sequence[str] = ()) -> None:
         super().__init__(f"{call}: result {code}")
         self.code = code
+        self.said = tuple(said)
 
 
 class Overrun(PluginError):
@@ -170,7 +174,7 @@ class Plugin:
 
     def call(self, name: str, *arguments: Any) -> None:
         if code := self.calls[name](*arguments):
-            raise PluginError(name, code)
+            raise PluginError(name, code, self.lines[-8:])
 
     def _in_context(self) -> list[Any]:
         return [] if self.version == 8 else [self.context]

@@ -13,9 +13,12 @@ No native code is loaded here: operators' tools ask these questions too.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +39,7 @@ SOCKETS_COST = (
     " not the port's rate"
 )
 OFF = {"", "0"}
+_TRIAL_S = 20.0
 MODES = ("backup", "stripe")
 # NCCL (from, before) version -> the newest interface of ours that it looks for. NVIDIA's sources of 2.20 to 2.32.
 ABI_BY_VERSION: tuple[tuple[tuple[int, int], int], ...] = (((2, 30), 12), ((2, 28), 11), ((2, 20), 8))
@@ -150,6 +154,8 @@ def environment(
             raise SettingsError(f"timeout_s={timeout_s}: not between 0 and 3600 seconds", hint="the default is 30")
         wanted["FTAR_NET_TIMEOUT_S"] = f"{timeout_s:g}"
     if token_file is not None:
+        if not os.fspath(token_file):
+            raise SettingsError("token_file='': an empty path", hint="leave token_file out for none")
         wanted["FTAR_TOKEN_FILE"] = os.path.abspath(token_file)
     if mode is not None:
         if mode not in MODES:
@@ -170,6 +176,33 @@ def ports_in_words(ports: Sequence[RdmaPort]) -> str:
     """`RDMA ports are active: mlx5_0/1 (100 Gb/sec (4X EDR))`."""
     listed = ", ".join(f"{p.device}/{p.port} ({p.rate})" for p in ports)
     return f"{'RDMA ports are' if len(ports) > 1 else 'an RDMA port is'} active: {listed}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the plugin made of a set of variables on this machine: its rails, or why it refused them."""
+
+    devices: tuple[str, ...] = ()
+    refused: str = ""
+
+
+def trial(variables: Mapping[str, str], current: Mapping[str, str]) -> Trial:
+    """Start the plugin with `variables` beside `current` in a process of its own, as NCCL would. Changes nothing."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ftar_core.ncclcheck"],
+            env={**current, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TRIAL_S,
+            check=False,
+        )
+        answer = json.loads(done.stdout)
+        return Trial(tuple(map(str, answer["devices"])), str(answer["refused"]))
+    except subprocess.TimeoutExpired:
+        return Trial(refused=f"it did not start within {_TRIAL_S:g} s")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Trial(refused=f"it could not be tried: {error}")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(str(error))
             return RankExit.RESTART
     except PluginError as error:
-        say(f"{error}; what the plugin said is above, or in NCCL's words: FTAR_NET_RAILS and FTAR_NET_OPTIONS")
+        say(f"{error}; the plugin said:" + "".join(f"\n  {line}" for line in error.said or ("nothing",)))
         return RankExit.USAGE
     except OSError as error:
         say(f"{place.address}:{place.port}: {error.strerror or error}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftctl.context import current
 from ftctl.exit_codes import ExitCode
 from ftctl.options import OutputOption, plain_group
+
+if TYPE_CHECKING:
+    from ftar_core.ncclenv import Trial
 
 app = plain_group("Print the environment that a training framework needs.")
 
@@ -30,7 +33,7 @@ def nccl(
         typer.Option(metavar="SECONDS", help="How long all rails may be dead before NCCL gets an error [default: 30]."),
     ] = None,
     token_file: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FILE", help="The job's token [default: a secret in each connection's handle]."),
     ] = None,
     mode: Annotated[
@@ -69,7 +72,7 @@ def nccl(
             rails=rails,
             backup=backup,
             timeout_s=give_up_after,
-            token_file=world.cwd / token_file if token_file else None,
+            token_file=str(world.cwd / token_file) if token_file else token_file,
             mode=mode,
             allow_sockets=allow_sockets,
             infiniband=ncclenv.INFINIBAND,
@@ -81,5 +84,22 @@ def nccl(
     else:
         for name, value in variables.items():
             world.out(f"export {name}={shlex.quote(value)}")
-    world.say(f"note: {ncclenv.BOOTSTRAP_NOTE}")
+    if "FTAR_TOKEN_FILE" not in {**world.environ, **variables}:
+        world.say(f"note: {ncclenv.BOOTSTRAP_NOTE}")
+    for line in _on_this_machine(ncclenv.trial(variables, world.environ), variables):
+        world.say(line)
     return ExitCode.OK
+
+
+def _on_this_machine(found: Trial, variables: Mapping[str, str]) -> Iterator[str]:
+    """The nodes may have other NICs than the machine that prints their environment: told, not refused."""
+    if found.refused:
+        yield f"warning: the plugin refuses this on this machine, and NCCL would end with an error: {found.refused}"
+    elif len(found.devices) == 1:
+        yield f"warning: on this machine {found.devices[0]} is the only rail: the job ends when it fails"
+        yield "next:  name two or more: ftctl env nccl --rails NIC,NIC"
+    elif variables.get("FTAR_NET_BACKUP") == "none":
+        yield f"warning: the rails {', '.join(found.devices)} have no backup: the job ends when one fails"
+        yield "next:  ftctl env nccl without --backup none"
+    else:
+        yield f"note: on this machine the rails are {', '.join(found.devices)}"

@@ -58,3 +58,46 @@ def test_rdma_needs_a_decision(bare: Run, tmp_path: Path) -> None:
     assert "mlx5_3/1" in refused.err
     assert "--allow-sockets" in refused.err
     assert bare("env", "nccl", "--allow-sockets").code == ExitCode.OK
+
+
+TWO = "a=127.0.0.1,b=127.0.0.2"
+
+
+def test_it_says_which_rails_this_machine_would_use(bare: Run) -> None:
+    result = bare("env", "nccl", "--rails", TWO)
+    assert (result.code, len(result.out.splitlines())) == (ExitCode.OK, 3)
+    assert "note: on this machine the rails are a, b" in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--rails", "a=127.0.0.1"), "a is the only rail: the job ends when it fails"),
+        (("--rails", TWO, "--backup", "none"), "the rails a, b have no backup"),
+        (("--rails", "nosuch0"), "there is no network device 'nosuch0'"),
+        (("--rails", TWO, "--backup", "a=c"), "there is no rail 'c'"),
+        (("--rails", TWO, "--token-file", "/nonexistent/token"), "FTAR_TOKEN_FILE=/nonexistent/token"),
+    ],
+)
+def test_a_job_that_would_end_with_its_rail_is_warned_of(bare: Run, options: tuple[str, ...], words: str) -> None:
+    result = bare("env", "nccl", *options)
+    assert result.code == ExitCode.OK  # the nodes may have other NICs than this machine
+    assert "warning: " in result.err
+    assert words in result.err
+
+
+def test_settings_that_stand_in_the_environment_are_tried_as_well(bare: Run, world: World) -> None:
+    world.environ = {"FTAR_NET_OPTIONS": "heartbeat=20"}
+    assert "'heartbeat=20' is not NAME=VALUE" in bare("env", "nccl", "--rails", TWO).err
+
+
+def test_an_empty_token_file_is_no_directory(bare: Run) -> None:
+    result = bare("env", "nccl", "--token-file", "")
+    assert (result.code, result.out) == (ExitCode.USAGE, "")
+
+
+def test_who_has_a_token_is_not_told_to_make_one(bare: Run, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef")
+    token.chmod(0o600)
+    assert "set FTAR_TOKEN_FILE" not in bare("env", "nccl", "--rails", TWO, "--token-file", str(token)).err

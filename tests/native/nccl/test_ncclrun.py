@@ -156,3 +156,16 @@ def test_a_wrong_environment_is_one_line(change: dict[str, str], words: str) -> 
     assert read_place(right).world == 2
     with pytest.raises(SettingsError, match=words):
         read_place({**right, **change})
+
+
+def test_settings_that_the_plugin_refuses_are_told_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTAR_NET_OPTIONS", "heartbeat=20")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    argv = [sys.executable, "-m", "ftar_core.ncclrun", "--rails", LOOPBACK, "--allow-sockets"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'heartbeat=20' is not NAME=VALUE with a name of: mode" in done.stderr
+    assert "Traceback" not in done.stderr
