@@ -22,7 +22,11 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] not in BENCHES:
         print(f"error: {argv[0]}: no such benchmark\nnext:  python -m ftar_core.bench --help", file=sys.stderr)
         return 2
-    return int(import_module(f"ftar_core.bench.{argv[0]}").main(argv[1:]))
+    try:
+        return int(import_module(f"ftar_core.bench.{argv[0]}").main(argv[1:]))
+    except KeyboardInterrupt:  # while it was still being imported: a benchmark itself takes care of its own
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

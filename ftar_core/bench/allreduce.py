@@ -19,6 +19,7 @@ from ftar_core.bench.nodes import require_drivers
 from ftar_core.bench.report import (
     BenchError,
     Column,
+    Help,
     Report,
     Row,
     UsageError,
@@ -119,12 +120,14 @@ def row(found: dict[str, float]) -> Row:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench allreduce", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m ftar_core.bench allreduce", description=__doc__, formatter_class=Help
+    )
     parser.add_argument("--ranks", default="2,4", help="processes, each one a rank on loopback")
     parser.add_argument("--sizes", default=SIZES, help="of the buffer (fp32), 4 bytes to 1G")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each system at each size")
     parser.add_argument("--quick", action="store_true", help="a short run: 2 ranks, 64K and 1M, half a second each")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print")
     options = parser.parse_args(argv)
     if options.quick:
         options.ranks, options.sizes, options.seconds = "2", "64K,1M", 0.5

@@ -20,7 +20,7 @@ from typing import Any
 from ftar_core.bench.faults import FAULTS, Watch, longest_gap_ms, recognised_ms
 from ftar_core.bench.network import Network
 from ftar_core.bench.nodes import ABI, Pair, require_drivers
-from ftar_core.bench.report import BenchError, Column, Report, Row, UsageError, at_most, ended, number, percentile
+from ftar_core.bench.report import BenchError, Column, Help, Report, Row, UsageError, at_most, ended, number, percentile
 
 SETTINGS = "hold_down_ms=20,hold_down_max_ms=20,probe_interval_ms=10"
 SMALL = [8, 512, 4096]
@@ -162,13 +162,15 @@ def _percentile(values: Sequence[float], share: float) -> float | None:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     kinds = "; ".join(f"{name}: {fault.what if fault else 'nothing, for comparison'}" for name, fault in FAULTS.items())
-    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench failover", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m ftar_core.bench failover", description=__doc__, formatter_class=Help
+    )
     parser.add_argument("--count", type=int, default=50, help="faults of each kind")
     parser.add_argument("--faults", default=",".join(FAULTS), help=kinds.replace("%", "%%"))
     parser.add_argument("--seed", type=int, default=1, help="which rail of which node is hit, and for how long")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the throughput through two failures")
     parser.add_argument("--quick", action="store_true", help="3 faults of each kind")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print")
     options = parser.parse_args(argv)
     if options.quick:
         options.count = 3

@@ -19,6 +19,7 @@ from ftar_core.bench.network import Network
 from ftar_core.bench.nodes import ABI, LOOPBACK, UNPROTECTED, Pair, require_drivers
 from ftar_core.bench.report import (
     Column,
+    Help,
     Report,
     Row,
     UsageError,
@@ -121,7 +122,7 @@ def open_pairs(stack: ExitStack, network: Network | None) -> list[Pair]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench p2p", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench p2p", description=__doc__, formatter_class=Help)
     parser.add_argument("--sizes", default=SIZES, help="of a message, with --in-flight of them at a time")
     parser.add_argument("--in-flight", type=int, default=8, help="messages posted and not yet complete")
     parser.add_argument("--latency", default="4K", help="sizes that are also measured one at a time; '' for none")
@@ -129,7 +130,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each system")
     parser.add_argument("--lab", action="store_true", help="in network namespaces, two rails; else on loopback")
     parser.add_argument("--quick", action="store_true", help="a short run: small sizes, half a second each")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print")
     options = parser.parse_args(argv)
     if options.quick:
         options.sizes, options.seconds, options.rounds = "4K,1M", 0.5, 3

@@ -3,6 +3,7 @@ stderr when that is a terminal. And what every benchmark reads: sizes."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -20,6 +21,13 @@ from ftar_core.errors import FtarError
 Value = float | int | str | None
 Row = dict[str, Value]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Every default that is a value stands in the help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
 class BenchError(FtarError):

@@ -13,7 +13,7 @@ from statistics import median
 
 from ftar_core.bench.network import Network
 from ftar_core.bench.nodes import ABI, Pair, require_drivers
-from ftar_core.bench.report import Column, Report, Row, UsageError, Value, ended, number, parse_sizes, shown
+from ftar_core.bench.report import Column, Help, Report, Row, UsageError, Value, ended, number, parse_sizes, shown
 
 RATES = "1000+1000,1000+250"
 MODES = ("socket", "backup", "stripe")
@@ -91,14 +91,14 @@ def parse_rates(text: str) -> list[tuple[int, ...]]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench stripe", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench stripe", description=__doc__, formatter_class=Help)
     parser.add_argument("--rates", default=RATES, help="of the rails, in Mbit/s; several sets with commas between")
     parser.add_argument("--modes", default=",".join(MODES), help="the plugin's, and socket (always measured)")
     parser.add_argument("--size", default="1M", help=f"of a message; {WINDOW} are in flight")
     parser.add_argument("--seconds", type=float, default=6.0, help="about, for each mode at each set of rates")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each mode")
     parser.add_argument("--quick", action="store_true", help="a second each")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print")
     options = parser.parse_args(argv)
     if options.quick:
         options.seconds, options.rounds = 1.0, 2

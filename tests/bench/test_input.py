@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftar_core.bench.__main__ import main
+from ftar_core.bench.__main__ import BENCHES, main
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,25 @@ def test_wrong_input_is_named(args: tuple[str, ...], said: str, capsys: pytest.C
     assert out == ""
     assert err.startswith("error: ")
     assert said in err
+
+
+@pytest.mark.parametrize("name", sorted(BENCHES))
+def test_help_names_the_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main((name, "--help"))
+    assert ended.value.code == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "how to print (default: table)" in out
+    assert out.count("(default: ") >= 4
+    assert "None" not in out
+
+
+def test_an_interrupt_while_a_benchmark_is_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ftar_core.bench.__main__.import_module", interrupted)
+    assert main(("p2p",)) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
