@@ -104,9 +104,21 @@ def rail(snapshot: Snapshot, node: str, nic: str, rows: list[LinkRow], events: l
             *(Finding(p.object, p.reason) for p in problems if p.object == name),
         ),
         events=tuple(about[-EVENTS_SHOWN:]),
-        action=own.action if own else "",
+        action=(own.action or _far_action(rows, nic, known, snapshot)) if own else "",
         kind="rail",
     )
+
+
+def _far_action(rows: list[LinkRow], nic: str, known: dict[str, str], snapshot: Snapshot) -> str:
+    """Where to look on: at the other end of this rail's links, if its NIC is down; else nothing."""
+    ends = (known.get(row.address, "") for row in rows if (row.device or row.rail) == nic and row.state != "UP")
+    return next((f"ftctl why rail {end}" for end in ends if _is_down(end, snapshot)), "")
+
+
+def _is_down(rail: str, snapshot: Snapshot) -> NicView | None:
+    """The NIC of `rail`, NODE/NIC, if it is not well."""
+    found = (nic for view in snapshot.views() for nic in view.nics if f"{view.name}/{nic.name}" == rail)
+    return next(filter(is_bad, found), None)
 
 
 def _rail_in_words(nic: NicView, total: links.RailLinks) -> str:
@@ -133,9 +145,8 @@ def _of_row(node: str, row: LinkRow, known: dict[str, str], snapshot: Snapshot) 
     if row.active:
         text += f"; carries {row.active}"
     text += f"; lost {row.flaps} times lately" if row.flaps > 1 else "; lost once lately" if row.flaps else ""
-    text += f"; {row.resumes} resumes" if row.resumes else ""
-    other = next((nic for view in snapshot.views() for nic in view.nics if f"{view.name}/{nic.name}" == far), None)
-    if other is not None and is_bad(other):
+    text += f"; {row.resumes} resume{'s' if row.resumes > 1 else ''}" if row.resumes else ""
+    if other := _is_down(far, snapshot):
         text += f"; the NIC at the other end is {rail_word(other)}"
     return Finding(f"process {row.pid} ({row.kind}{name}) on {node}", text)
 

@@ -236,8 +236,8 @@ def _of_links(snapshot: Snapshot, view: NodeView) -> Iterator[Problem]:
         if found.state in ("DOWN", "PROBING") and found.since_s >= LINKS_CONNECT_S:
             lost = found.links - found.up
             reason = f"{lost} of {found.links} links do not get through, though the NIC is up: {found.reason}"
-            if _excused(snapshot, nic):  # what is to be done stands beside the NIC that is down
-                yield Problem(name, reason, "", Urgency.EXPECTED)
+            if other := _far_end(snapshot, nic):  # what is to be done stands beside the NIC that is down
+                yield Problem(name, f"{reason}; {other} is down on purpose", "", Urgency.EXPECTED)
             else:
                 yield Problem(name, reason, f"ftctl why rail {name}", Urgency.HARDWARE)
         elif found.hold_left_s > 0:
@@ -254,15 +254,15 @@ def _of_links(snapshot: Snapshot, view: NodeView) -> Iterator[Problem]:
             )
 
 
-def _excused(snapshot: Snapshot, nic: NicView) -> bool:
-    """Somebody's NIC of this rail is down on purpose: the far end of these links, as far as one can tell from here."""
-    return any(
-        other.name == nic.name
-        and is_bad(other)
-        and (other.injected or fault_on(view.faults, f"{view.name}/{other.name}"))
-        for view in snapshot.views()
-        for other in view.nics
-    )
+def _far_end(snapshot: Snapshot, nic: NicView) -> str:
+    """The NIC of this rail that is down on purpose, on whatever node: the far end of these links, as far as one can
+    tell from here. Empty: there is none."""
+    for view in snapshot.views():
+        for other in view.nics:
+            name = f"{view.name}/{other.name}"
+            if other.name == nic.name and is_bad(other) and (other.injected or fault_on(view.faults, name)):
+                return name
+    return ""
 
 
 def _of_gpus(view: NodeView) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ def line(event: EventRecord) -> Text:
     text.append(f"{printable(event.source):<12} ", style="not dim")
     text.append(f"{printable(event.kind):<20} ", style=f"not dim {style(event)}".strip())
     text.append(f"{printable(event.object):<14} {printable(event.reason)}", style="not dim")
-    if event.injected:
+    if event.injected and not event.reason.endswith("(injected)"):
         text.append("  (injected)", style=f"not dim {PASSING}")
     return text
 

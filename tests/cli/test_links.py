@@ -74,6 +74,8 @@ def test_a_rail_that_went_down_says_where_its_traffic_is(ftctl: Run, plain: Fake
     far = ftctl("why", "rail", "node1/rail0", "-o", "json").json()
     assert far["rail"] == "node1/rail0"
     assert any("the NIC at the other end is down" in finding["text"] for finding in far["findings"])
+    assert any("node0/rail0 is down on purpose" in finding["text"] for finding in far["findings"])
+    assert far["action"] == "ftctl why rail node0/rail0"
 
 
 def test_hold_down_is_shown_and_passes_by_itself(ftctl: Run, plain: FakeCluster) -> None:
