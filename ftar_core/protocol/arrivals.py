@@ -7,8 +7,11 @@ so, or that two processes were given the same name. Signs of life tell the two a
 newcomer is asked to try again, so that a slip in a configuration cannot kill a healthy replica over and over; once the
 old one has been silent for `suspect_after_s`, it is evicted and the newcomer takes the name.
 
-A life that was lost and comes back late is out: the others went on without it, and its process ends and starts again as
-a shadow. Only while the coordinator recovers are returning lives heard, because then they are the truth.
+A life that was lost and comes back late (it was frozen, or cut off) is out: the others went on without it. It is told
+so, forgets its incarnation, and asks for a new one: the same process is then a shadow, and if the state it holds is one
+of the job's history (joins.py) it needs only what it has missed. A life that was put out for what it did (its result
+differed, an operator evicted it) has to start again instead. Only while the coordinator recovers are returning lives
+heard, because then they are the truth.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ def on_hello(job: Job, conn: int, hello: Hello, now: float) -> None:
     else:
         why = "the job went on without this process while it was away"
         if replica.conn is None and replica.may(Cause.LOST):
-            replica.move(Cause.LOST, now, f"{why}; it was told to start again")
+            replica.move(Cause.LOST, now, f"{why}; it was told to come back as a new one")
         _turn_away(job, conn, hello, why, rejoin=True)
 
 
@@ -83,9 +86,10 @@ def _refuse(job: Job, conn: int, refusal: Refused) -> None:
 
 def _turn_away(job: Job, conn: int, hello: Hello, why: str, *, rejoin: bool) -> None:
     """This life is out; a new one may come if `rejoin`."""
+    in_place = rejoin and (hello.replica, hello.incarnation) not in job.condemned
     job.out += [
         Send(conn, _welcome(job, hello.incarnation)),
-        Send(conn, Evicted(term=job.term, reason=why, rejoin=rejoin)),
+        Send(conn, Evicted(term=job.term, reason=why, rejoin=rejoin, in_place=in_place)),
         Close(conn, why),
     ]
 
@@ -106,6 +110,7 @@ def _accept(job: Job, conn: int, replica: Replica, hello: Hello, *, incarnation:
         job.close(replica, "the same replica has connected anew")
     job.table.attach(replica, conn, now)
     replica.incarnation, replica.ranks, replica.hello = incarnation, hello.ranks, hello
+    replica.unproven = True
     replica.last_step_wish = hello.last_step
     job.send(replica, _welcome(job, incarnation))
 
@@ -185,7 +190,8 @@ def _come_back(job: Job, conn: int, replica: Replica, hello: Hello, now: float) 
             replica.move(Cause.JOIN, now, "back before the others went on without it")
         job.gone.pop(replica.name, None)
         if not _resync(job, replica, hello):
-            job.evict(replica, f"it is at step {hello.report.step}, the job at {job.step}", now, rejoin=True)
+            why = f"it is at step {hello.report.step}, the job at {job.step}"
+            job.evict(replica, why, now, rejoin=True, in_place=True)
         return
     cancel_if_involved(job, replica.name, f"{replica.name} has connected anew")
     replica.move(Cause.HELLO, now, "connected again")

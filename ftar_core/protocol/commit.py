@@ -140,6 +140,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
         job.send_to(member.replica, commit)
     job.last_commit = msgspec.structs.replace(commit, next=None, drained=())
     job.step, job.deal, job.last_commit_epoch, job.done = step + 1, deal, before.id, {}
+    job.committed(step, before.id)
     job.dealt_to = tuple(stay)
     if verdict is Verdict.SKIP:
         job.emit("step.skipped", f"step {step}", f"{_not_finite(done)}: nobody updates")

@@ -83,7 +83,7 @@ def _who(replica: Replica) -> str:
 def _evict_shadow(job: Job, replica: Replica, silent_s: float, now: float) -> None:
     why = f"{_who(replica)}silent for {silent_s:.1f} s while catching up"
     cancel_if_involved(job, replica.name, why)
-    job.evict(replica, why, now, rejoin=True)
+    job.evict(replica, why, now, rejoin=True, in_place=True)
 
 
 def _reset(job: Job, now: float, why: str) -> None:
@@ -144,7 +144,7 @@ def auto_evict(job: Job, replica: Replica, why: str, now: float, cause: Cause = 
         replica.reason = reason
         return False
     job.auto_evictions.append(now)
-    job.evict(replica, why, now, rejoin=True, cause=cause)
+    job.evict(replica, why, now, rejoin=True, cause=cause, in_place=True)
     return True
 
 

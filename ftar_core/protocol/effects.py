@@ -130,9 +130,20 @@ class ApplyCommit:
 
 @dataclass(frozen=True)
 class FollowSources:
-    """Be a shadow: fetch state and follow commits from one of these."""
+    """Be a shadow: fetch state and follow commits from one of these. `fresh`: forget the state that is here."""
 
     sources: tuple[MemberInfo, ...]
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class StandDown:
+    """This life is out, but the process goes on: abort everything of its epoch. What it computed for the running step
+    is void. `keep`: the state after the last commit is complete and may be built on. What the process is to be it is
+    told when it has a new incarnation."""
+
+    reason: str
+    keep: bool
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,7 @@ MemberEffect = (
     | EnterEpoch
     | ApplyCommit
     | FollowSources
+    | StandDown
     | Wait
     | End
 )

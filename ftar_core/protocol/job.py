@@ -23,7 +23,18 @@ from ftar_core.protocol.record import Record
 from ftar_core.protocol.recovery import Basis, Standing
 from ftar_core.protocol.stalls import Incident, Stalls
 from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
-from ftar_core.wire.messages import Commit, Deal, Done, EpochInfo, EventView, Evicted, Hello, MemberInfo, Message
+from ftar_core.wire.messages import (
+    Commit,
+    Deal,
+    Done,
+    EpochInfo,
+    EventView,
+    Evicted,
+    Hello,
+    MemberInfo,
+    Message,
+    Report,
+)
 
 if TYPE_CHECKING:
     from ftar_core.protocol.joins import Preparation
@@ -39,6 +50,7 @@ class Mode(str, Enum):
 
 Undo = Callable[[float], None] | None
 NEVER = float("-inf")
+COMMITS_KEPT = 20_000  # steps; a replica that was away for longer fetches its state anew
 NO_DEAL = Deal(batches={}, cursor=0)
 
 
@@ -64,6 +76,8 @@ class Job:
     gone: dict[str, str] = field(default_factory=dict)  # members lost while the epoch still names them -> why
     dealt_to: tuple[MemberInfo, ...] = ()  # the membership when `deal` was made
     revoked: set[tuple[str, int]] = field(default_factory=set)  # incarnations that were put out on purpose
+    condemned: set[tuple[str, int]] = field(default_factory=set)  # and of these, who may not come back in place
+    commits: dict[int, EpochId] = field(default_factory=dict)  # step -> the epoch that committed it; the latest
     last_commit: Commit | None = None
     last_wish: int = 0  # the step after which all members' scripts want to end; 0 = none
     # -- plans
@@ -166,6 +180,27 @@ class Job:
         living = (self.table.replicas[name] for name in sorted(self.drains))
         return [r.name for r in living if r.state is State.DRAINING and self.is_member(r)]
 
+    def committed(self, step: int, epoch: EpochId) -> None:
+        """`step` is true, by the results of `epoch`; what was believed of later steps is not."""
+        for later in [known for known in self.commits if known > step]:
+            del self.commits[later]
+        self.commits[step] = epoch
+        while len(self.commits) > COMMITS_KEPT:
+            del self.commits[next(iter(self.commits))]
+
+    def of_history(self, report: Report) -> bool | None:
+        """Is the state that a Hello reports (after step - 1, by the epoch that committed it) one of this job's? None if
+        that is not known any more."""
+        held = report.step - 1
+        if held <= 0:
+            return True
+        if held >= self.step:
+            return False  # of a history that this job has not
+        if held == self.step - 1:
+            return report.last_commit_epoch == self.last_commit_epoch
+        known = self.commits.get(held)
+        return None if known is None else known == report.last_commit_epoch
+
     def record_of(self, epoch: EpochInfo, step: int, deal: Deal, last_commit_epoch: EpochId) -> Record:
         return Record(
             job=self.config.job,
@@ -215,10 +250,22 @@ class Job:
             replica.move(Cause.LOST, now, why)
             self.emit("replica.lost", replica.name, why)
 
-    def evict(self, replica: Replica, why: str, now: float, *, rejoin: bool, cause: Cause = Cause.EVICT) -> None:
-        """Put this incarnation out at once. It hears why, if it can hear; nothing it says counts from now on."""
+    def evict(
+        self,
+        replica: Replica,
+        why: str,
+        now: float,
+        *,
+        rejoin: bool,
+        cause: Cause = Cause.EVICT,
+        in_place: bool = False,
+    ) -> None:
+        """Put this incarnation out at once. It hears why, if it can hear; nothing it says counts from now on.
+        `in_place`: it was only away, and its process may come back without starting again."""
         self.revoked.add((replica.name, replica.incarnation))
-        self.send(replica, Evicted(term=self.term, reason=why, rejoin=rejoin))
+        if not in_place:
+            self.condemned.add((replica.name, replica.incarnation))
+        self.send(replica, Evicted(term=self.term, reason=why, rejoin=rejoin, in_place=in_place))
         self._out(replica, why, now)
         self.close(replica, why)
         if replica.may(cause):

@@ -55,7 +55,21 @@ def send_catchup(job: Job, replica: Replica, members: Sequence[MemberInfo] | Non
         return
     start, count = sum(replica.name.encode()), len(members)
     sources = tuple(members[(start + i) % count] for i in range(min(SOURCES, count)))
-    job.send(replica, Catchup(term=job.term, sources=sources))
+    job.send(replica, Catchup(term=job.term, sources=sources, fresh=_must_forget(job, replica)))
+
+
+def _must_forget(job: Job, replica: Replica) -> bool:
+    """The state it came with cannot be built on. Judged once a Hello: what it holds later it has from our members.
+
+    A new incarnation that brings state was in the job and was put out; what it missed may include a recovery that went
+    on without what it knew, so its state must be known to fit. A shadow that connects again keeps what it has unless
+    that is known to be wrong: it did not contribute, and after a restart of the coordinator nothing older is known."""
+    if not replica.unproven or replica.hello is None:
+        return False
+    replica.unproven = False
+    fits = job.of_history(replica.hello.report)
+    returned = replica.hello.incarnation == 0
+    return fits is False or (returned and fits is None)
 
 
 def admit_shadow(job: Job, replica: Replica, why: str, now: float) -> None:

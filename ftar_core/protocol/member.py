@@ -19,6 +19,7 @@ from ftar_core.protocol.effects import (
     Reconnect,
     SendHello,
     SendOutdated,
+    StandDown,
     Tell,
     Wait,
 )
@@ -47,7 +48,6 @@ from ftar_core.wire.messages import (
     Hold,
     Join,
     Leaving,
-    MemberInfo,
     Message,
     NewEpoch,
     Prepare,
@@ -70,7 +70,8 @@ class Member:
     """One life of a replica. `initial_digest` names the state it was initialised with, before step 1; empty: it has
     none. `start`: from where batches are to be dealt, if the job begins with this state.
 
-    `coordinator_wait_s`: how long it waits for a lost coordinator before it ends (Welcome may change it).
+    `coordinator_wait_s`: how long it waits for a lost coordinator before it ends (Welcome may change it). `in_place`:
+    the session can stand down and come back as a shadow within the same process; if not, it ends and starts again.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Member:
         initial_digest: str = "",
         *,
         start: Deal | None = None,
+        in_place: bool = False,
     ) -> None:
+        self._in_place = in_place
         self.job = job
         self.replica = replica
         self.initial_digest = initial_digest
@@ -203,6 +206,8 @@ class Member:
                     return [Reconnect(REFUSED_RETRY_S), Wait(f"the coordinator refused: {reason}")]
                 text = f"the coordinator refused: {reason}" + (f" ({hint})" if hint else "")
                 return self._end(RankExit.REFUSED, text)
+            case Evicted(reason=reason, rejoin=True, in_place=True) if self._in_place:
+                return self._stand_down(reason)
             case Evicted(reason=reason, rejoin=rejoin):
                 return self._end(RankExit.RESTART if rejoin else RankExit.DRAINED, reason)
             case Hold(reason=reason):
@@ -213,8 +218,8 @@ class Member:
                 return self._new_epoch(message)
             case Join():
                 return self._join(message)
-            case Catchup(sources=sources):
-                return self._catchup(sources)
+            case Catchup():
+                return self._catchup(message)
             case Prepare(epoch=epoch):
                 if self._older(epoch.id):
                     return []
@@ -302,13 +307,29 @@ class Member:
         self.step, self.deal, self.last_commit_epoch = message.step, message.deal, message.last_commit_epoch
         return [*effects, EnterEpoch(message.epoch, message.step, message.deal, False, message.last_commit_epoch)]
 
-    def _catchup(self, sources: tuple[MemberInfo, ...]) -> list[MemberEffect]:
+    def _stand_down(self, reason: str) -> list[MemberEffect]:
+        """Out, and alive (it was frozen, or cut off): nothing of this life counts any more, neither its incarnation nor
+        its epoch nor a result that nobody committed. What stays is the state after the last commit that it was told of,
+        with the epoch of that commit, by which the coordinator knows whether it is of the job's history."""
+        effects = self._discard()
+        if not self.shadow:
+            held = self.epoch is not None and self._state_there
+            self._shadow_step = self.step - 1 if held else -1
+            self._shadow_epoch = self.last_commit_epoch if held else NO_EPOCH
+        self.shadow, self._shadow_ready, self._state_there = True, False, True
+        self.incarnation, self.epoch, self.deal, self.done = 0, None, None, None
+        keep = self._shadow_step >= 0
+        return [*effects, StandDown(reason, keep), Wait(f"put out ({reason}); coming back in place"), self._again()]
+
+    def _catchup(self, message: Catchup) -> list[MemberEffect]:
         if self.epoch is not None:
             return []  # late: it contributes already
         self.shadow = True
+        if message.fresh:
+            self._shadow_step, self._shadow_epoch, self._shadow_ready = -1, NO_EPOCH, False
         # A coordinator that came back does not know yet how far this shadow is.
         ready: list[MemberEffect] = [Tell(CaughtUp(step=self._shadow_step))] if self._shadow_ready else []
-        return [FollowSources(sources), *ready]
+        return [FollowSources(message.sources, message.fresh), *ready]
 
     # --- from the session
 

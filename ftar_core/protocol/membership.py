@@ -112,6 +112,7 @@ class Replica:
     last_step_wish: int = 0
     holds_state: bool = True  # False from its join until it has shown that the state before its step has arrived
     hello: Hello | None = None  # the latest of the present incarnation
+    unproven: bool = False  # the state that this Hello speaks of was not compared with the job's history yet
     phase: int = 0  # of the rank that has produced least, as are `produced` and `reduced`
     produced: int = 0
     reduced: int = 0

@@ -219,6 +219,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     epoch = job.mint_epoch(r.member() for r in members)
     job.step, job.deal, job.last_commit_epoch = decision.step, decision.deal, decision.last_commit_epoch
     job.set_epoch(epoch)
+    job.committed(job.step - 1, job.last_commit_epoch)
     job.dealt_to = epoch.members
     hello = next((r.hello for r in members if r.hello is not None), None)
     if hello is not None:
@@ -268,6 +269,7 @@ def _settle_by_commit(
         last=bool(last),
     )
     job.step, job.deal, job.last_commit_epoch = decision.step + 1, deal, decision.epoch
+    job.committed(decision.step, decision.epoch)
     job.persist(job.record_of(epoch, job.step, deal, decision.epoch), undo)
     for name in decision.members:
         job.send_to(name, commit)
@@ -327,6 +329,6 @@ def sort_out(job: Job, now: float) -> None:
         if replica.state in (State.FETCHING, State.REPLAYING, State.SPARE):
             send_catchup(job, replica)
         elif replica.hello.report.epoch != NO_EPOCH:
-            job.evict(replica, "the job went on without it while it was away", now, rejoin=True)
+            job.evict(replica, "the job went on without it while it was away", now, rejoin=True, in_place=True)
         elif replica.may(Cause.FETCH):
             admit_shadow(job, replica, "catches up with the running job", now)

@@ -29,6 +29,7 @@ from ftar_core.protocol.effects import (
     Reconnect,
     SendHello,
     SendOutdated,
+    StandDown,
     Tell,
     Wait,
 )
@@ -73,6 +74,8 @@ class MemberDelegate(Protocol):
         exit code 0 or DRAINED takes effect when the update has run. The session keeps that order; this loop goes on."""
 
     def follow_sources(self, order: FollowSources) -> None: ...
+    def stand_down(self, order: StandDown) -> None: ...
+
     def waiting(self, reason: str) -> None: ...
     def end(self, exit_code: int, reason: str) -> None:
         """The member is out; called once, last. The session must not go on."""
@@ -249,6 +252,8 @@ class MemberRuntime:
                 self._delegate.discard_ring(epoch_id)
             case FollowSources():
                 self._delegate.follow_sources(effect)
+            case StandDown():
+                self._delegate.stand_down(effect)
             case Wait(reason):
                 self._delegate.waiting(reason)
             case SendHello():

@@ -23,7 +23,7 @@ from typing import Protocol
 import msgspec
 
 from ftar_core.errors import SettingsError
-from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
+from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, StandDown
 from ftar_core.protocol.events import MemberEvent
 from ftar_core.runtime.channel import Channel
 from ftar_core.runtime.connection import MemberMachine, MemberRuntime
@@ -32,6 +32,7 @@ from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.team import RankFacts, Team, event_of, joint_hash, misfit
 from ftar_core.wire.address import Address
 from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, nonce, prove, proved
+from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import rank_interval_ms
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import EpochInfo, Message, RailNotice, RankInfo
@@ -420,8 +421,16 @@ class TeamLeader:
         self._delegate.apply_commit(order)
 
     def follow_sources(self, order: FollowSources) -> None:
-        self._order_each(lambda rank: FollowOrder(sources=tuple(source.only(rank) for source in order.sources)))
+        fresh = order.fresh
+        self._order_each(
+            lambda rank: FollowOrder(sources=tuple(source.only(rank) for source in order.sources), fresh=fresh)
+        )
         self._delegate.follow_sources(order)
+
+    def stand_down(self, order: StandDown) -> None:
+        """The other ranks may be in the middle of a collective of the void step: a replica of several ranks has to
+        start again whole (its member machine does not stand down)."""
+        self.end(RankExit.RESTART, order.reason)
 
     def waiting(self, reason: str) -> None:
         self._order(WaitOrder(reason=reason))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ftar_core.protocol.effects import ApplyCommit, End, EnterEpoch, FollowSources
+from ftar_core.protocol.effects import ApplyCommit, End, EnterEpoch, FollowSources, StandDown
 from ftar_core.training.operations import OPERATION_BUCKETS, OperationRing, Operations
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan
 from ftar_core.wire.ids import NO_EPOCH, EpochId, epoch_key
@@ -69,6 +69,8 @@ class Place:
     retries: int
     holding: str
     stopping: bool  # the last commit of this member was noted: nothing comes after it but the end
+    life: int = 0  # rises when this member stands down: what was begun in an earlier life is void
+    forget: int = 0  # rises when the state that is here must not be built on
 
 
 class Exchange:
@@ -109,6 +111,8 @@ class Exchange:
         self.operations = Operations(
             replica=replica, ring=ring, changed=self._changed, ended=lambda: self._end is not None
         )
+        self._life = self._turn_life = 0
+        self._forget = 0
 
     # --- control loop ----------------------------------------------------------------------------------------------
 
@@ -182,7 +186,24 @@ class Exchange:
                 self._reduced.clear()
             self.operations.left()
             self._role = Role.SHADOW
+            self._forget += order.fresh
             self._sources = order.sources
+            self._role_version += 1
+            self._changed.notify_all()
+
+    def stand_down(self, order: StandDown) -> None:
+        """This life is out. Gradients of the turn that the training thread is in belong to nobody: `produced` drops
+        them from now on, until a step is begun in the new life."""
+        with self._changed:
+            self._ring.abort()
+            self._epoch, self._key = None, b""
+            self._produced.clear()
+            self._reduced.clear()
+            self._taken_epoch = None
+            self.operations.left()
+            self._role, self._sources, self._holding = Role.NEW, (), ""
+            self._life += 1
+            self._forget += not order.keep
             self._role_version += 1
             self._changed.notify_all()
 
@@ -257,10 +278,20 @@ class Exchange:
     def produced(self, bucket: int) -> None:
         """All gradients of a bucket lie in its retained buffer (called from the hooks, during backward)."""
         with self._changed:
+            if self._turn_life != self._life:
+                return
             self._produced.add(bucket)
             if self._role is Role.CONTRIBUTOR and self._epoch is not None and self.operations.settled:
                 self._submit(bucket)
             self._progressed()
+
+    def begin(self, place: Place) -> None:
+        """The training thread begins the step of `place`: what it produces from here on counts, if that life lasts."""
+        with self._changed:
+            self._turn_life = place.life
+            self.operations.begin(place.step)
+            if place.life != self._life:
+                self.operations.void()
 
     def place(self) -> Place:
         with self._changed:
@@ -273,6 +304,8 @@ class Exchange:
                 self._retries,
                 self._holding,
                 self._stopping,
+                self._life,
+                self._forget,
             )
 
     def poke(self) -> None:

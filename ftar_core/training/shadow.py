@@ -45,6 +45,7 @@ class Shadow:
         self._holds_state = False  # a state of this job, not just this process's own beginning
         self._catch_up: CatchUp | None = None
         self._lost_since: float | None = None
+        self._life = self._forgot = 0
 
     @property
     def state(self) -> str | None:
@@ -87,6 +88,7 @@ class Shadow:
 
     def _ballots(self, place: Place) -> tuple[Ballot, ...]:
         """Of all ranks; empty if the replica ends."""
+        self._keep_or_forget(place)
         joins_at = place.step if place.role is Role.CONTRIBUTOR else 0
         mine = Ballot(self._stepper.applied, joins_at=joins_at)
         if place.role is Role.NEW:
@@ -96,6 +98,17 @@ class Shadow:
             self._wiring.phase(Phase.CATCHUP, max(catch_up.step, 0))
             mine = msgspec.structs.replace(catch_up.ballot(), joins_at=joins_at)
         return self._wiring.agree(mine)
+
+    def _keep_or_forget(self, place: Place) -> None:
+        """A new life begins with its own sources, and perhaps without the state of the one before."""
+        if (place.life, place.forget) == (self._life, self._forgot):
+            return
+        if place.forget != self._forgot:
+            self._holds_state = False
+        self._life, self._forgot = place.life, place.forget
+        if self._catch_up is not None:
+            self._warm_ups = self._catch_up.warm_ups_left
+            self.close()
 
     def _catching_up(self, place: Place) -> CatchUp:
         if self._catch_up is None:

@@ -75,6 +75,7 @@ class Stepper:
         self._batch: int | None = None
         self._deal = NOTHING_DEALT  # of the step whose results were announced
         self._began = 0.0
+        self._life = 0  # of the member, when this step began
 
     def begin(self, place: Place) -> None:
         """Gradients from here on are those of `place.step`. Raises Leave."""
@@ -84,6 +85,8 @@ class Stepper:
             reason = f"the job trains {job} batches of the data, this replica {here}: start it with the same passes"
             raise Leave(reason, RankExit.REFUSED)
         self._source.stands_at(place.deal)
+        self._life = place.life
+        self._exchange.begin(place)
         self._taker.begin(Mode.TAKE)
         self._buffers.remember()
         self._wiring.phase(Phase.FORWARD, place.step)
@@ -114,6 +117,8 @@ class Stepper:
                 return self._exchange.ended()
             elif news is News.ROLE:
                 place = self._exchange.place()
+                if place.life != self._life:
+                    return None  # put out meanwhile: nothing of this step counts
                 if place.role is not Role.CONTRIBUTOR or place.deal.batches.get(self._replica) != self._batch:
                     return None  # out of step with the others, or dealt anew: the next turn begins again
         retries, commit = self._exchange.take_commit()

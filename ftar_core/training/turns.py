@@ -89,7 +89,6 @@ class Turns:
                 self._shadow.contributing(place)
                 with self._leaving():
                     stepper.begin(place)
-                exchange.operations.begin(place.step)
                 batch = place.deal.batches.get(self.wiring.settings.replica)
                 if batch is not None:
                     return self._turn(Turn.TRAIN, batch)

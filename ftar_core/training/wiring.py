@@ -19,7 +19,7 @@ import torch
 
 from ftar_core.errors import SettingsError
 from ftar_core.native import core, require
-from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
+from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, StandDown
 from ftar_core.protocol.events import MemberEvent, PeerUnreachable, RingReady
 from ftar_core.protocol.member import Member as MemberMachine
 from ftar_core.runtime import breakpoints
@@ -130,7 +130,15 @@ class Wiring:
 
         def machine(digest: str) -> MemberMachine:
             now = time.monotonic()
-            return MemberMachine(settings.job, settings.replica, now, settings.coordinator_wait_s, digest, start=begin)
+            return MemberMachine(
+                settings.job,
+                settings.replica,
+                now,
+                settings.coordinator_wait_s,
+                digest,
+                start=begin,
+                in_place=settings.world_size == 1,
+            )
 
         if settings.world_size == 1:
             return MemberRuntime(settings, self, machine(state_digest), extra=extra)
@@ -251,6 +259,12 @@ class Wiring:
 
     def follow_sources(self, order: FollowSources) -> None:
         self.exchange.follow_sources(order)
+
+    def stand_down(self, order: StandDown) -> None:
+        log.warning("%s was put out (%s) and comes back without starting again", self.name, order.reason)
+        self._journal.write("out", {"incarnation": self.incarnation, "reason": order.reason, "keeps": order.keep})
+        self.exchange.stand_down(order)
+        self.reporter.update(state="evicted")
 
     def waiting(self, reason: str) -> None:
         log.warning("%s waits: %s", self.name, reason)

@@ -255,10 +255,12 @@ class Leaving(Message, frozen=True):
 
 
 class Catchup(Message, frozen=True):
-    """To a shadow: fetch state and follow the commits from one of these contributors (sent anew when they change)."""
+    """To a shadow: fetch state and follow the commits from one of these contributors (sent anew when they change).
+    `fresh`: the state it says it holds is not (known to be) one of this job's history, so it must not build on it."""
 
     term: Term
     sources: tuple[MemberInfo, ...]
+    fresh: bool = False
 
 
 class Prepare(Message, frozen=True):
@@ -316,11 +318,13 @@ class Hold(Message, frozen=True):
 
 
 class Evicted(Message, frozen=True):
-    """This incarnation is out; its messages are refused from now on."""
+    """This incarnation is out; its messages are refused from now on. `in_place`: there is nothing against the process
+    itself, it was only away; it may come back as a new incarnation without starting again, with the state it holds."""
 
     term: Term
     reason: str
     rejoin: bool  # start again?
+    in_place: bool = False
 
 
 # --- operators -----------------------------------------------------------------------------------------------------

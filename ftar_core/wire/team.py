@@ -114,6 +114,7 @@ class CommitOrder(Message, frozen=True):
 
 class FollowOrder(Message, frozen=True):
     sources: tuple[MemberInfo, ...]
+    fresh: bool = False
 
 
 class WaitOrder(Message, frozen=True):

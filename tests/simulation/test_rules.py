@@ -239,6 +239,7 @@ def a_restart_that_loses_nobody() -> None:
     hand.pump()
     _goes_on(hand)
     assert all(x.exit is None for x in hand.world.lives)
+    assert hand.world.stood_down == 0  # nor out for a moment
 
 
 def the_first_one_lost_comes_back_alone() -> None:

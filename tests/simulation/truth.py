@@ -9,6 +9,7 @@ one membership. And every batch is trained exactly once in the committed history
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ftar_core.wire.ids import EpochId
@@ -76,6 +77,11 @@ class Truth:
             raise Violation(f"D: epoch {epoch.id} has two memberships: {self.epochs[epoch.id]} and {lives}")
         if not connected:
             raise Violation(f"C: {who} changes its epoch at step {step} without a coordinator")
+
+    def built_on(self, who: str, mine: Sequence[object], source: Sequence[object]) -> None:
+        """`who` goes on from the state it holds, with what a source has committed since."""
+        if list(source[: len(mine)]) != list(mine):
+            raise Violation(f"A: {who} builds on a state after step {len(mine)} that is not of this history")
 
     def all_dealt(self, cursor: int, waiting: set[int]) -> None:
         """At the end: what was dealt is trained, or waits in the deal, and nothing is both or neither."""

@@ -30,6 +30,7 @@ from ftar_core.protocol.effects import (
     Send,
     SendHello,
     SendOutdated,
+    StandDown,
     Stop,
     Tell,
 )
@@ -199,7 +200,9 @@ class Life:
     def __init__(self, world: World, name: str, initial: str = INITIAL) -> None:
         self.world, self.name = world, name
         start = Deal(batches={}, cursor=0, limit=world.limit)
-        self.member = Member(world.config.job, name, world.now, world.config.member_wait_s, initial, start=start)
+        self.member = Member(
+            world.config.job, name, world.now, world.config.member_wait_s, initial, start=start, in_place=True
+        )
         self.history: list[tuple[Result, str, EpochId]] = []  # of step i+1: result, verdict, committing epoch
         self.link: Link | None = None
         self.alive, self.paused = True, False
@@ -267,8 +270,17 @@ class Life:
                 self.contributed, self.result, self.preparing = False, None, None
             case ApplyCommit(commit):
                 self._apply(commit)
-            case FollowSources(sources):
+            case FollowSources(sources, fresh):
                 self.sources, self.following = sources, True
+                if fresh:
+                    self.world.say(f"{self} forgets the state after step {len(self.history)}")
+                    self.history, self.told = [], -1
+            case StandDown(reason, keep):
+                self.world.say(f"{self} stands down after step {len(self.history)}: {reason}")
+                self.history = self.history if keep else []
+                self.world.stood_down += 1
+                self.epoch, self.deal, self.contributed, self.result, self.preparing = None, None, False, None, None
+                self.produced, self.sources, self.following, self.told = (0, None), (), False, -1
             case End() as end:
                 self.world.say(f"{self} ends ({end.exit_code}): {end.reason}")
                 self.exit = end
@@ -378,6 +390,8 @@ class Life:
         source = self.source()
         assert source is not None
         limit = len(source.history) if self.epoch is None else self.step - 1
+        # What is missing is replayed on top of what is here, and nobody compares the two.
+        self.world.truth.built_on(str(self), self.history, source.history)
         self.history = source.history[:limit]
         if len(self.history) == self.told and self.epoch is None:
             return
@@ -425,6 +439,7 @@ class World:
         self.links: list[Link] = []
         self.ring: dict[tuple[EpochId, int], dict[str, tuple[str, int, int | None]]] = {}
         self.deals: dict[int, Deal] = {}
+        self.stood_down = 0  # lives that were put out and came back in place
         self.events: list[object] = []
         self.history: list[str] = []
         self.last_step_wish = 0
