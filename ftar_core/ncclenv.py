@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,12 +198,22 @@ def trial(variables: Mapping[str, str], current: Mapping[str, str]) -> Trial:
             timeout=_TRIAL_S,
             check=False,
         )
+        if done.returncode:  # a damaged file: the loader ends the process, by a signal or with a traceback
+            return Trial(
+                refused=f"{LIBRARY} cannot be loaded ({_ending(done)}); run: pip install --force-reinstall ftctl"
+            )
         answer = json.loads(done.stdout)
         return Trial(tuple(map(str, answer["devices"])), str(answer["refused"]))
     except subprocess.TimeoutExpired:
         return Trial(refused=f"it did not start within {_TRIAL_S:g} s")
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Trial(refused=f"it could not be tried: {error}")
+
+
+def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
+    if done.returncode < 0:
+        return signal.Signals(-done.returncode).name
+    return (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 @dataclass(frozen=True)

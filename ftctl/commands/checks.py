@@ -227,6 +227,14 @@ def _nccl() -> Iterator[Check]:
         text = f"NCCL {found.version_text} ({found.path}) loads ncclNetPlugin_v{found.abi} of {plugin}"
         newer = "; this NCCL is newer than those that were tried" if found.newer_than_known else ""
         yield Check("NCCL plugin", "warn" if newer else "ok", text + newer)
+    made = ncclenv.trial({}, os.environ)
+    if made.refused:
+        yield Check("NCCL rails", "warn", f"none: {made.refused}")
+    elif len(made.devices) == 1:
+        text = f"{made.devices[0]} only: an NCCL job ends when it fails"
+        yield Check("NCCL rails", "warn", text, "ftctl env nccl --rails NIC,NIC")
+    else:
+        yield Check("NCCL rails", "ok", f"{', '.join(made.devices)}: what the plugin would use here")
     if ports := ncclenv.active_rdma_ports():
         yield Check(
             "RDMA",

@@ -188,12 +188,15 @@ def test_a_narrow_terminal_still_shows_every_rail(cluster: FakeCluster) -> None:
     assert done.stdout.count("rail1") == 3
 
 
-def test_the_doctor_knows_this_machine(bare: Run) -> None:
+def test_the_doctor_knows_this_machine(bare: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTAR_NET_RAILS", "a=127.0.0.1")
     result = bare("doctor", "-o", "json")
     document = result.json()
     checks = {check["name"]: check for check in document["checks"]}
     assert {"python", "package agents", "dependencies", "native core", "torch", "namespaces", "NVML"} <= set(checks)
     assert all(check["status"] in ("ok", "warn", "missing") and check["text"] for check in checks.values())
+    assert checks["NCCL rails"]["status"] == "warn"
+    assert "a only: an NCCL job ends when it fails" in checks["NCCL rails"]["text"]
     assert checks["package ftctl"]["status"] == "ok"
     assert result.code == (0 if document["ok"] else 1)
 

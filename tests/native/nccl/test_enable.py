@@ -137,3 +137,16 @@ def test_a_library_that_is_no_nccl(tmp_path: Path) -> None:
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(b"not a library")
     assert ncclenv.find_nccl([library]) is None
+
+
+def test_a_plugin_that_cannot_be_loaded_is_a_reason_not_a_traceback() -> None:
+    """The trial's process ends before it has said anything, here for want of a standard library."""
+    found = ncclenv.trial({"PYTHONHOME": "/nonexistent"}, {})
+    assert found.devices == ()
+    assert "cannot be loaded (" in found.refused
+    assert "\n" not in found.refused
+
+
+def test_a_trial_names_the_rails() -> None:
+    found = ncclenv.trial({"FTAR_NET_RAILS": "a=127.0.0.1,b=127.0.0.2"}, {})
+    assert found == ncclenv.Trial(("a", "b"), "")
