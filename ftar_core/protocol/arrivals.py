@@ -21,6 +21,7 @@ import msgspec
 from ftar_core.protocol.effects import Close, Send
 from ftar_core.protocol.job import Job, Mode
 from ftar_core.protocol.joins import admit_shadow, cancel_if_involved
+from ftar_core.protocol.likeness import refuse_unlike
 from ftar_core.protocol.membership import GONE, SHADOWS, Cause, Replica, State
 from ftar_core.protocol.recovery import Standing
 from ftar_core.wire.ids import NO_EPOCH, valid_name
@@ -42,6 +43,10 @@ def on_hello(job: Job, conn: int, hello: Hello, now: float) -> None:
     refusal = _unfit(job, hello)
     if refusal is not None:
         _refuse(job, conn, refusal)
+        return
+    unlike = job.unlike(hello)
+    if unlike is not None:
+        refuse_unlike(job, conn, hello, unlike, now)
         return
     replica = job.table.ensure(hello.replica, now, "connected")
     if job.mode is Mode.FINISHED:
@@ -72,9 +77,6 @@ def _unfit(job: Job, hello: Hello) -> Refused | None:
         return Refused(reason=why, retry=False, hint="install the same ftctl everywhere")
     if not valid_name(hello.replica):
         return Refused(reason="not a replica name", retry=False, hint="check FTAR_REPLICA")
-    unlike = job.unlike(hello)
-    if unlike is not None:
-        return Refused(reason=unlike[0], retry=False, hint=unlike[1])
     if job.mode is Mode.STOPPED:
         return Refused(reason=f"the coordinator stops: {job.reason}", retry=True)
     return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftar_core.protocol import arrivals, detector, joins, operator, settle
+from ftar_core.protocol import arrivals, detector, joins, likeness, operator, settle
 from ftar_core.protocol.commit import advance
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.effects import CoordinatorEffect
@@ -38,6 +38,7 @@ from ftar_core.wire.messages import (
     JobView,
     Leaving,
     Message,
+    Outline,
     Prepared,
     Progress,
     RailNotice,
@@ -116,12 +117,15 @@ class Coordinator:
         match event:
             case MemberHello(conn, hello):
                 arrivals.on_hello(job, conn, hello, now)
+            case MemberMessage(conn, Outline() as outline):
+                likeness.on_outline(job, conn, outline, now)
             case MemberMessage(conn, message):
                 replica = job.table.by_conn.get(conn)
                 if replica is not None:
                     replica.last_life = now
                     self._message(replica, message, now)
             case ConnectionClosed(conn, why):
+                likeness.closed(job, conn)
                 replica = job.table.by_conn.get(conn)
                 if replica is not None:
                     self._closed(replica, why, now)
@@ -218,6 +222,8 @@ class Coordinator:
                 settle.sort_out(job, now)
             elif name == "record":
                 job.timers["check"] = now  # is it better by now?
+            elif name == "compare":
+                likeness.late(job, now)
             elif name == "dismiss":
                 settle.dismiss_shadows(job, now)
             elif name in ("recovery", "gather"):

@@ -38,6 +38,7 @@ from ftar_core.wire.messages import (
 
 if TYPE_CHECKING:
     from ftar_core.protocol.joins import Preparation
+    from ftar_core.protocol.likeness import Comparison
 
 
 class Mode(str, Enum):
@@ -93,6 +94,8 @@ class Job:
     finishing: str = ""  # why the next commit is the last
     failed: bool = False  # the last commit was that of a failure
     plan: str = ""  # the bucket plan everybody must have
+    software: dict[str, str] = field(default_factory=dict)  # and the versions of what computes
+    comparing: dict[int, Comparison] = field(default_factory=dict)  # newcomers that do not fit, by connection
     ranks: int = 0  # and the number of ranks a replica has
     # -- troubles
     hold_since: float | None = None  # below min-replicas
@@ -284,11 +287,21 @@ class Job:
 
     def take_plan(self, hello: Hello) -> None:
         """What everybody's model must be like from here on."""
-        self.plan, self.ranks = hello.plan, len(hello.ranks)
+        self.plan, self.ranks, self.software = hello.plan, len(hello.ranks), dict(hello.software)
 
     def unlike(self, hello: Hello) -> tuple[str, str] | None:
         """Why this replica's gradients cannot be added to the job's, and what to do about it; None if they can."""
-        if not self.plan or hello.plan == self.plan:
+        if not self.plan:
+            return None
+        for package, wanted in self.software.items():
+            here = hello.software.get(package, wanted)
+            if here != wanted:
+                return (
+                    f"{hello.replica} runs {package} {here[:40]}, the job's replicas run {wanted[:40]}: their results "
+                    "would differ",
+                    f"install {package} {wanted[:40]} there",
+                )
+        if hello.plan == self.plan:
             return None
         if self.ranks and len(hello.ranks) != self.ranks:
             one, other = (f"{n} rank{'' if n == 1 else 's'}" for n in (len(hello.ranks), self.ranks))

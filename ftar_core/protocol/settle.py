@@ -6,10 +6,11 @@ from ftar_core.protocol import sampler
 from ftar_core.protocol.commit import announce, enter_epoch, failure, finish, last_reason, snapshot, verdict_of
 from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
+from ftar_core.protocol.likeness import refuse_unlike
 from ftar_core.protocol.membership import SHADOWS, Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, decide
 from ftar_core.wire.ids import NO_EPOCH
-from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch, Refused
+from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch
 
 FEW = 100  # up to so many members, what is missing is said by name at every step
 
@@ -105,12 +106,12 @@ def _spares_may_come(job: Job, here: int, now: float) -> bool:
 
 def refuse_plan(job: Job, replica: Replica, unlike: tuple[str, str], now: float) -> None:
     """Another model than the job's: nothing to be done from here."""
-    reason, hint = unlike
-    job.send(replica, Refused(reason=reason, retry=False, hint=hint))
-    job.close(replica, reason)
-    if replica.may(Cause.EVICT):
-        replica.move(Cause.EVICT, now, reason)
-    job.emit("replica.refused", replica.name, reason)
+    conn, hello = replica.conn, replica.hello
+    if conn is not None and hello is not None:
+        job.table.detach(replica)
+        refuse_unlike(job, conn, hello, unlike, now)
+        if replica.may(Cause.EVICT):
+            replica.move(Cause.EVICT, now, unlike[0])
 
 
 # --- recovery ------------------------------------------------------------------------------------------------------
@@ -330,5 +331,7 @@ def sort_out(job: Job, now: float) -> None:
             send_catchup(job, replica)
         elif replica.hello.report.epoch != NO_EPOCH:
             job.evict(replica, "the job went on without it while it was away", now, rejoin=True, in_place=True)
+        elif (unlike := job.unlike(replica.hello)) is not None:
+            refuse_plan(job, replica, unlike, now)
         elif replica.may(Cause.FETCH):
             admit_shadow(job, replica, "catches up with the running job", now)

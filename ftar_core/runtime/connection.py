@@ -42,7 +42,7 @@ from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.waker import Waker
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.ids import EpochId, Term
-from ftar_core.wire.messages import Done, EpochInfo, Message, RankInfo, Welcome
+from ftar_core.wire.messages import Describe, Done, EpochInfo, Message, Outline, RankInfo, Welcome
 
 log = logging.getLogger("ftar.member")
 
@@ -60,6 +60,9 @@ class MemberDelegate(Protocol):
 
     def describe(self) -> tuple[tuple[RankInfo, ...], str, int]:
         """(ranks, hash of the bucket plan, last step wished for or 0), for the Hello."""
+
+    def outline(self) -> Outline:
+        """Of the model: asked for when another replica's does not fit."""
 
     def welcomed(
         self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int
@@ -294,7 +297,10 @@ class MemberRuntime:
         self._feed(Received(welcome))
 
     def received(self, message: Message) -> None:
-        self._feed(Received(message))
+        if isinstance(message, Describe):
+            self._control.tell(self._delegate.outline())
+        else:
+            self._feed(Received(message))
 
     def lost(self, why: str) -> None:
         """No (proven) coordinator any more, or still none: tell the machine, and try again."""

@@ -18,6 +18,7 @@ from ftar_core.protocol.effects import SendHello
 from ftar_core.runtime.channel import Channel
 from ftar_core.runtime.dialer import Dialer
 from ftar_core.runtime.settings import Settings
+from ftar_core.runtime.software import software
 from ftar_core.wire.codec import (
     FRAME_LIMIT,
     STRANGER_LIMIT,
@@ -116,6 +117,7 @@ class ControlConnection:
                 client_nonce=self._my_nonce,
                 proof=prove(self._settings.token, "member-hello", self._settings.job, self._challenge.nonce),
                 last_step=last_step,
+                software=software(),
             )
         )
 

@@ -35,7 +35,7 @@ from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, nonce, prove,
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import rank_interval_ms
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import EpochInfo, Message, RailNotice, RankInfo
+from ftar_core.wire.messages import EpochInfo, Message, Outline, RailNotice, RankInfo
 from ftar_core.wire.team import (
     PURPOSE_HELLO,
     PURPOSE_REFUSED,
@@ -72,6 +72,8 @@ FAREWELL_S = 1.0
 
 class RankDelegate(Protocol):
     """What a rank's session does for its replica. As MemberDelegate: called in the control loop's thread."""
+
+    def outline(self) -> Outline: ...
 
     def welcomed(
         self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int
@@ -372,6 +374,11 @@ class TeamLeader:
         hellos = [self._ranks[rank].hello for rank in sorted(self._ranks)]
         plan = joint_hash([self._facts.plan, *(hello.plan for hello in hellos)])
         return (self._info, *(hello.info for hello in hellos)), plan, self._facts.last_step
+
+    def outline(self) -> Outline:
+        """Of this rank's part of the model, and what plans the others have."""
+        plans = [self._facts.plan, *(self._ranks[rank].hello.plan for rank in sorted(self._ranks))]
+        return Outline(plans=tuple(plans), parameters=self._delegate.outline().parameters)
 
     def welcomed(
         self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int

@@ -33,6 +33,7 @@ from torch import nn
 
 from ftar_core.errors import PlanMismatch
 from ftar_core.training.shards import local, placement
+from ftar_core.wire.outline import Parameter, pack
 
 DEFAULT_BUCKET_BYTES = 4 * 1024 * 1024
 TALLY_FIELDS = 4  # weight, tokens, weight * loss, weight of those that told a loss
@@ -108,6 +109,23 @@ class BucketPlan:
         ]
         text = json.dumps([PLAN_VERSION, TALLY_FIELDS, layout], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def outline(self) -> bytes:
+        """The parameters, for a comparison with another replica's (wire/outline.py)."""
+        return pack(
+            [
+                Parameter(
+                    name=slot.name,
+                    dtype=str(bucket.dtype).removeprefix("torch."),
+                    shape=slot.whole or slot.shape,
+                    part=slot.shape,
+                    placement=slot.placement,
+                    bucket=bucket.index,
+                )
+                for bucket in self.buckets
+                for slot in bucket.slots
+            ]
+        )
 
     def describe(self) -> str:
         """One line for logs: "plan 1f3a..: 14 parameters, 1234567 elements, 2 buckets, first wte.weight (256, 128)"."""

@@ -39,7 +39,7 @@ from ftar_core.training.transfer import StateServer
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId, epoch_key
-from ftar_core.wire.messages import Deal, Endpoint, EpochInfo, Message, RailNotice, RankInfo
+from ftar_core.wire.messages import Deal, Endpoint, EpochInfo, Message, Outline, RailNotice, RankInfo
 from ftar_core.wire.team import Ballot
 
 if TYPE_CHECKING:
@@ -210,6 +210,9 @@ class Wiring:
 
     def describe(self) -> tuple[tuple[RankInfo, ...], str, int]:
         return (self._info,), self._plan.hash, self._last_step
+
+    def outline(self) -> Outline:
+        return Outline(plans=(self._plan.hash,), parameters=self._plan.outline())
 
     def welcomed(
         self, cookie: bytes, heartbeat_host: str, heartbeat_port: int, interval_ms: int, incarnation: int

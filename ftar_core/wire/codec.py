@@ -16,7 +16,7 @@ import msgspec
 
 from ftar_core.errors import WireError
 from ftar_core.wire.ids import Term
-from ftar_core.wire.messages import FromCoordinator, Message, ToCoordinator
+from ftar_core.wire.messages import PROTOCOL_VERSION, FromCoordinator, Message, ToCoordinator
 
 LENGTH = struct.Struct("<I")
 STRANGER_LIMIT = 64 * 1024
@@ -68,8 +68,22 @@ class FrameParser(Generic[T]):
             try:
                 messages.append(self._decoder.decode(body))
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                raise WireError(f"not a message of this protocol: {error}") from None
+                raise WireError(_other_version(body) or f"not a message of this protocol: {error}") from None
         return messages
+
+
+def _other_version(body: bytes) -> str:
+    """What to say of a greeting that this version cannot read because it is of another one; empty if it is not."""
+    try:
+        greeting = msgspec.msgpack.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return ""
+    if not isinstance(greeting, dict) or greeting.get("type") not in ("Challenge", "Hello", "OpHello"):
+        return ""
+    version = greeting.get("version", 1)
+    if not isinstance(version, int) or isinstance(version, bool) or version == PROTOCOL_VERSION:
+        return ""
+    return f"it speaks version {version} of the protocol, this side {PROTOCOL_VERSION}: install the same ftctl on both"
 
 
 def nonce() -> bytes:

@@ -155,6 +155,7 @@ class Hello(Message, frozen=True):
     proof: bytes
     version: int = PROTOCOL_VERSION
     last_step: int = 0  # the training script wants to end after this step; 0 = no wish
+    software: dict[str, str] = {}  # package -> version, of what must be the same on all replicas
 
 
 class OpHello(Message, frozen=True):
@@ -251,6 +252,13 @@ class Leaving(Message, frozen=True):
     reason: str
 
 
+class Outline(Message, frozen=True):
+    """The answer to Describe. `plans`: hash of the bucket plan of each rank; `parameters`: of rank 0 (outline.py)."""
+
+    plans: tuple[str, ...]
+    parameters: bytes
+
+
 # --- coordinator -> member -----------------------------------------------------------------------------------------
 
 
@@ -261,6 +269,12 @@ class Catchup(Message, frozen=True):
     term: Term
     sources: tuple[MemberInfo, ...]
     fresh: bool = False
+
+
+class Describe(Message, frozen=True):
+    """Send an Outline of your model: another replica's does not fit, and it is to be told where."""
+
+    term: Term
 
 
 class Prepare(Message, frozen=True):
@@ -419,6 +433,7 @@ class EventView(Part, frozen=True):
 
 ToCoordinator = (
     Knock
+    | Outline
     | Hello
     | OpHello
     | Outdated
@@ -433,6 +448,7 @@ ToCoordinator = (
 )
 FromCoordinator = (
     Challenge
+    | Describe
     | Welcome
     | Refused
     | Catchup

@@ -24,7 +24,8 @@ from ftar_core.runtime.rails import Rail
 from ftar_core.runtime.settings import Settings
 from ftar_core.wire.address import Address
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import Commit, Endpoint, EpochInfo, RankInfo
+from ftar_core.wire.messages import Commit, Endpoint, EpochInfo, Outline, RankInfo
+from ftar_core.wire.outline import pack
 
 from .conftest import JOB, TOKEN, poll
 
@@ -134,6 +135,9 @@ class SimMember:
     def describe(self) -> tuple[tuple[RankInfo, ...], str, int]:
         here = (Endpoint(rail="lo", addr="127.0.0.1", port=1),)
         return (RankInfo(rank=0, node="node-" + self.name, links=here, state=here),), "plan", 0
+
+    def outline(self) -> Outline:
+        return Outline(plans=("plan",), parameters=pack([]))
 
     def welcomed(self, cookie: bytes, host: str, port: int, interval_ms: int, incarnation: int) -> None:
         if self.beats:

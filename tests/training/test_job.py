@@ -207,7 +207,8 @@ def test_another_model_is_refused_at_the_door_with_its_name(job: Job) -> None:
     job.start("r1", steps=0, width=25)
     assert job.exit_code("r1") == 77, job.logs()
     log = (job.path / "r1.log").read_text()
-    assert "plan" in log
+    assert "the model of r1 is not the job's: parameter 2.weight has shape (1, 25), on r0 (1, 24)" in log
+    assert "start it with the same script" in log
     assert "Traceback" not in log
 
 

@@ -151,6 +151,18 @@ def test_a_replica_of_one_rank_is_refused_beside_replicas_of_two(job: Job) -> No
     job.wait_step("r0", max(job.steps("r0")) + 3)
 
 
+def test_sharded_replicas_of_another_model_are_refused_on_all_ranks_with_the_whole_shapes(job: Job) -> None:
+    job.coordinator(replicas=2, options=("--start-timeout", "1s"))
+    job.start_team("r0", steps=0, step_ms=20)
+    job.wait_step("r0", 1)
+    job.start_team("r1", steps=0, width=6)
+    assert [job.exit_code(f"r1/{rank}") for rank in RANKS] == [77, 77], job.logs()
+    for rank in RANKS:
+        log = (job.path / f"r1.{rank}.log").read_text()
+        assert "parameter 2.weight has shape (1, 6), on r0 (1, 5)" in log
+        assert "Traceback" not in log
+
+
 def test_a_weight_that_differs_between_the_ranks_of_a_replica_is_named_before_it_spoils_anything(job: Job) -> None:
     job.coordinator(replicas=1)
     job.start_team("r0", steps=10, step_ms=2, odd_weight_on=1)

@@ -36,13 +36,15 @@ from ftar_core.wire.messages import (
 class Desk:
     """A running job of r0, r1, r2 on connections 0, 1, 2, and an operator."""
 
-    def __init__(self, min_replicas: int = 2, count: int = 3, ranks: int = 1, **settings: object) -> None:
+    def __init__(
+        self, min_replicas: int = 2, count: int = 3, ranks: int = 1, plans: str = "ppp", **settings: object
+    ) -> None:
         self.ranks = ranks
         config = JobConfig(job="j", replicas=count, min_replicas=min_replicas, **settings)  # type: ignore[arg-type]
         self.machine = Coordinator(config, Claim(term=Term(1, "x"), record=None, fresh=True), 0.0)
         self.now = 1.0
         for i in range(count):
-            self.hello(i, f"r{i}")
+            self.hello(i, f"r{i}", plan=plans[i % len(plans)])
         self.effects: list[CoordinatorEffect] = []
 
     def feed(self, event: object) -> list[CoordinatorEffect]:
@@ -51,7 +53,13 @@ class Desk:
         return self.effects
 
     def hello(
-        self, conn: int, name: str, plan: str = "p", incarnation: int = 0, ranks: int | None = None
+        self,
+        conn: int,
+        name: str,
+        plan: str = "p",
+        incarnation: int = 0,
+        ranks: int | None = None,
+        software: dict[str, str] | None = None,
     ) -> list[CoordinatorEffect]:
         report = Report(step=1, state_digest="d")
         return self.feed(
@@ -66,6 +74,7 @@ class Desk:
                     report=report,
                     client_nonce=b"",
                     proof=b"",
+                    software=software or {"ftctl": "1", "torch": "2.13.0"},
                 ),
             )
         )
@@ -212,6 +221,8 @@ def test_finish_makes_the_running_step_the_last() -> None:
 def test_another_model_is_refused_with_a_hint() -> None:
     desk = Desk()
     desk.hello(10, "r7", plan="another")
+    desk.now += 2.0  # neither side says what its model is like (test_likeness.py)
+    desk.feed(Tick())
     (said,) = desk.sent(Refused).values()
     assert not said.retry  # type: ignore[attr-defined]
     assert "same script" in said.hint  # type: ignore[attr-defined]

@@ -44,6 +44,7 @@ from ftar_core.wire.messages import (
     Message,
     NewEpoch,
     Outdated,
+    Outline,
     RankInfo,
     Refused,
     Report,
@@ -106,6 +107,9 @@ class Delegate:
 
     def describe(self) -> tuple[tuple[RankInfo, ...], str, int]:
         return (RankInfo(rank=0, node="node0", links=(), state=()),), "plan", 100
+
+    def outline(self) -> Outline:
+        return Outline(plans=("plan",), parameters=b"what it is like")
 
     def welcomed(self, *args: Any) -> None:
         self.note("welcomed", args)
