@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -42,6 +43,7 @@ class Recipe:
     fail_update_at: int = 0  # the update raises at this step
     stop_loop_at: int = 0  # the loop is left at this step
     frozen_width: int = 0  # of a layer that is not trained: not in the plan, but in the state
+    clock_jumps: bool = False  # time.time() is an hour before or behind at every call
     counts_calls: bool = False  # the model changes a buffer in forward
 
 
@@ -85,7 +87,14 @@ def run(recipe: Recipe) -> None:
     as_rank(recipe.environment, recipe.log, partial(train, recipe))
 
 
+def jump() -> None:
+    real, turns = time.time, cycle((3600, -3600))
+    time.time = lambda: real() + next(turns)
+
+
 def train(recipe: Recipe) -> None:
+    if recipe.clock_jumps:
+        jump()
     inputs, targets = data()
     model = model_of(recipe.width, recipe.seed)
     if recipe.frozen_width:
