@@ -51,6 +51,7 @@ class JobRelay:
                 reason=e.reason,
                 injected=e.injected,
                 incident=e.incident,
+                evidence=e.evidence,
             )
             for e in reply.events[:limit]
         ]

@@ -398,6 +398,7 @@ class EventRecord(Answer):
     reason: str
     injected: bool = False
     incident: str = ""
+    evidence: str = ""  # what was found out about a hung replica: several lines
 
 
 class EventsAnswer(Answer):

@@ -33,6 +33,7 @@ DETECTION_HELP = {
     "hung_after_s": "a replica that keeps the others waiting this long may be hung",
     "hung_factor": "... and at least so many times the usual step time",
     "evict_hung": "take a hung replica out, instead of only showing it",
+    "evidence_wait_s": "... and how long to wait before that for its agent to say what its threads do",
     "unreachable_wait_s": "how long to collect reports about a dead link before one of its ends is taken out",
     "max_evictions": "most automatic evictions within the eviction window (0: no limit)",
     "eviction_window_s": "the eviction window",

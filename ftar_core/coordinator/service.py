@@ -409,7 +409,7 @@ class Service:
                 continue  # anybody can send anything; nothing is kept, nothing is answered
             conn = self._by_cookie.get(beat.cookie)
             if conn is not None:
-                self._feed(BeatSeen(conn, beat.phase, beat.step, beat.produced, beat.reduced, beat.team))
+                self._feed(BeatSeen(conn, beat.phase, beat.step, beat.produced, beat.reduced, beat.team, beat.overdue))
 
     # --- housekeeping ----------------------------------------------------------------------------------------------
 

@@ -238,6 +238,9 @@ class Heartbeat:
 
     def __init__(self, host: str, port: int, cookie: bytes, rank: int, interval_ms: int) -> None: ...
     def progress(self, phase: int, step: int, produced: int, reduced: int) -> None: ...
+    def budget(self, seconds: float) -> None:
+        """The present phase may last so long; then its beats are marked as overdue. Below 0: no budget."""
+
     def retarget(self, host: str, port: int, cookie: bytes, interval_ms: int) -> None: ...
     def gather(self, host: str, cookie: bytes, ranks: int) -> int:
         """The leader of `ranks` ranks: receive the others' beats on a UDP port of `host`, which is returned, and sum

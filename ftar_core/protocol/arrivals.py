@@ -113,6 +113,7 @@ def _accept(job: Job, conn: int, replica: Replica, hello: Hello, *, incarnation:
     job.table.attach(replica, conn, now)
     replica.incarnation, replica.ranks, replica.hello = incarnation, hello.ranks, hello
     replica.unproven = True
+    job.hangs.pop(replica.name, None)
     replica.last_step_wish = hello.last_step
     job.send(replica, _welcome(job, incarnation))
 

@@ -19,12 +19,15 @@ class Detection:
     hung_after_s: float = 10.0  # hung: others waited for max(hung_after_s, hung_factor x median step)
     hung_factor: float = 5.0
     evict_hung: bool = False  # alert only, until the operator opts in
+    evidence_wait_s: float = 5.0  # and then for the agent to say what a hung replica's threads do
     unreachable_wait_s: float = 0.3  # collect reports of both sides of a dead link before judging
     max_evictions: int = 1  # automatic ones within window_s; 0 = no limit
     eviction_window_s: float = 600.0
 
 
-LAB_DETECTION = Detection(suspect_after_s=0.3, evict_after_s=0.5, max_evictions=0)
+LAB_DETECTION = Detection(
+    suspect_after_s=0.3, evict_after_s=0.5, hung_after_s=5.0, evidence_wait_s=3.0, max_evictions=0
+)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Silence, and what it means.
+"""Silence, and what it means. (Who is heard and does not get on: hangs.py.)
 
 A process that dies closes its connection, and that is seen in milliseconds without any of this. Heartbeats find what
 a closed connection cannot show: a host without power, a cut cable, a stopped process. They come from a native thread,
@@ -18,14 +18,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ftar_core.protocol import hangs
 from ftar_core.protocol.config import Detection
+from ftar_core.protocol.evictions import auto_evict
 from ftar_core.protocol.job import NEVER, Job, Mode
 from ftar_core.protocol.joins import back_off, cancel_if_involved
 from ftar_core.protocol.membership import Cause, Replica, State, natural
-from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.messages import Unreachable
-
-BUSY = (Phase.FORWARD, Phase.REDUCE, Phase.COMMIT, Phase.UPDATE)  # phases without a budget of their own
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def scan(job: Job, due: float, now: float) -> None:
         replica = job.table.replicas[name]
         why = f"{_who(replica)}silent for {inside[name]:.1f} s (no heartbeat, connection still open)"
         auto_evict(job, replica, why, now)
-    _scan_hung(job, now)
+    hangs.scan(job, now)
 
 
 def _who(replica: Replica) -> str:
@@ -89,7 +88,7 @@ def _evict_shadow(job: Job, replica: Replica, silent_s: float, now: float) -> No
 def _reset(job: Job, now: float, why: str) -> None:
     """Nobody's silence so far counts."""
     for replica in job.table:
-        replica.last_life = now
+        replica.last_life = replica.moved_at = now
         if replica.quiet is not None:
             replica.quiet = (replica.quiet[0], now)
     job.emit(
@@ -125,59 +124,6 @@ def _suspect(job: Job, replica: Replica, why: str, now: float) -> None:
     if replica.state is not State.SUSPECT and replica.may(Cause.SILENT):
         replica.move(Cause.SILENT, now, why)
         job.emit("replica.suspect", replica.name, why)
-
-
-def auto_evict(job: Job, replica: Replica, why: str, now: float, cause: Cause = Cause.EVICT) -> bool:
-    """Evict without being asked, if the guards allow; otherwise say why not (once)."""
-    detection = job.config.detection
-    refusal = ""
-    if len(job.members) - len(job.gone) <= 1:
-        refusal = "it is the last contributor"
-    elif not job.may_auto_evict(now):
-        minutes = detection.eviction_window_s / 60
-        refusal = f"automatic evictions are limited to {detection.max_evictions} in {minutes:g} min"
-    if refusal:
-        reason = f"{why}; not evicted: {refusal} (`ftctl evict replica {replica.name}` does it)"
-        if replica.name not in job.withheld:
-            job.withheld.add(replica.name)
-            job.emit("replica.eviction-withheld", replica.name, reason)
-        replica.reason = reason
-        return False
-    job.auto_evictions.append(now)
-    job.evict(replica, why, now, rejoin=True, cause=cause, in_place=True)
-    return True
-
-
-# --- hung ----------------------------------------------------------------------------------------------------------
-
-
-def _scan_hung(job: Job, now: float) -> None:
-    """In a ring all wait for the slowest, so the hung one is not who waits but who has produced least."""
-    detection = job.config.detection
-    waiting = job.stalls.waiting_s(now)
-    calm = job.stalls.median_step_s()
-    if waiting is None or calm is None or job.hold_reason:
-        return
-    hung = job.states((State.HUNG,))
-    if waiting < max(detection.hung_after_s, detection.hung_factor * calm):
-        for replica in hung:
-            replica.move(Cause.WELL, now, "the job goes on")
-        return
-    if hung:
-        return
-    busy = [r for n in job.contributors() if (r := job.table.get(n)) is not None and r.beats and r.phase in BUSY]
-    if len(busy) < max(2, len(job.members) - len(job.gone)):
-        return  # somebody is in a phase with a budget of its own, or cannot be judged
-    busy.sort(key=lambda r: (r.step, r.produced, r.reduced))
-    least, second = busy[0], busy[1]
-    if (least.step, least.produced) == (second.step, second.produced):
-        return  # nobody stands out
-    why = f"produced {least.produced} buckets of step {job.step} while all others wait for {waiting:.0f} s"
-    if least.may(Cause.STUCK):
-        least.move(Cause.STUCK, now, why)
-        job.emit("replica.hung", least.name, why)
-    if detection.evict_hung:
-        auto_evict(job, least, f"hung: {why}", now)
 
 
 # --- unreachable ---------------------------------------------------------------------------------------------------

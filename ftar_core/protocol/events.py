@@ -41,6 +41,7 @@ class BeatSeen:
     produced: int
     reduced: int
     team: TeamBeat | None = None
+    overdue: bool = False
 
 
 @dataclass(frozen=True)

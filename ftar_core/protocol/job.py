@@ -37,6 +37,7 @@ from ftar_core.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from ftar_core.protocol.hangs import Hang
     from ftar_core.protocol.joins import Preparation
     from ftar_core.protocol.likeness import Comparison
 
@@ -103,6 +104,8 @@ class Job:
     diverged: str = ""  # unequal digests that could not be attributed: no commit until somebody is put out
     network_trouble: str = ""  # many silent at once
     strike_at: float = NEVER  # when many were silent for the first time
+    hangs: dict[str, Hang] = field(default_factory=dict)  # hung replicas, and those evicted for it
+    overdue: set[str] = field(default_factory=set)  # replicas whose phase lasts longer than its budget; said already
     withheld: set[str] = field(default_factory=set)  # would be evicted but for a guard; said already
     record_problem: str = ""
     auto_evictions: list[float] = field(default_factory=list)
@@ -134,8 +137,10 @@ class Job:
         if replica is not None:
             self.send(replica, message)
 
-    def emit(self, kind: str, thing: str, reason: str) -> None:
-        event = EventView(seq=0, time=0.0, source="coordinator", kind=kind, object=thing, reason=reason)
+    def emit(self, kind: str, thing: str, reason: str, *, evidence: str = "") -> None:
+        event = EventView(
+            seq=0, time=0.0, source="coordinator", kind=kind, object=thing, reason=reason, evidence=evidence
+        )
         self.out.append(Emit(event))
 
     def close(self, replica: Replica, why: str) -> None:
@@ -262,6 +267,7 @@ class Job:
         rejoin: bool,
         cause: Cause = Cause.EVICT,
         in_place: bool = False,
+        evidence: str = "",
     ) -> None:
         """Put this incarnation out at once. It hears why, if it can hear; nothing it says counts from now on.
         `in_place`: it was only away, and its process may come back without starting again."""
@@ -273,13 +279,16 @@ class Job:
         self.close(replica, why)
         if replica.may(cause):
             replica.move(cause, now, why)
-        self.emit("replica.evicted", replica.name, why)
+        self.emit("replica.evicted", replica.name, why, evidence=evidence)
 
     def _out(self, replica: Replica, why: str, now: float) -> None:
         self.ready.discard(replica.name)
         self.drains.discard(replica.name)
         self.standings.pop(replica.name, None)
         self.unsaid.discard(replica.name)
+        hang = self.hangs.get(replica.name)
+        if hang is not None and not hang.evicted:
+            del self.hangs[replica.name]
         if self.mode is Mode.RUNNING and self.is_member(replica):
             self.gone[replica.name] = why
             detect_ms = (now - replica.quietest()[1]) * 1000 if replica.last_life else None

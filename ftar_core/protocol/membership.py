@@ -116,6 +116,10 @@ class Replica:
     phase: int = 0  # of the rank that has produced least, as are `produced` and `reduced`
     produced: int = 0
     reduced: int = 0
+    beat_step: int = 0  # as the last heartbeat had it
+    overdue: bool = False  # its phase has lasted longer than its budget
+    moved_at: float = 0.0  # when its progress last changed
+    phase_at: float = 0.0  # when its phase or step last did
     last_life: float = 0.0  # last message or heartbeat
     beats: bool = False  # heartbeats arrive on this connection
     quiet: tuple[int, float] | None = None  # of the ranks above 0, who was heard of last longest ago, and when
@@ -152,16 +156,20 @@ class Replica:
     def heard(self, beat: BeatSeen, now: float) -> None:
         """A heartbeat of its leader."""
         self.last_life, self.beats = now, True
-        step, team = beat.step, beat.team
-        if team is None:
-            self.phase, self.produced, self.reduced = beat.phase, beat.produced, beat.reduced
-            self.slowest, self.sharing = 0, 1
-        else:
-            step = team.step
-            self.phase, self.produced, self.reduced = team.phase, team.produced, team.reduced
-            self.slowest, self.sharing = team.least, team.sharing
-            if team.quietest < len(self.ranks):
-                self.quiet = (team.quietest, now - team.silent_ms / 1000)
+        team = beat.team
+        least = beat if team is None else team
+        step = least.step
+        # Buckets are reduced as others produce theirs: they say nothing about this one.
+        stood = (self.beat_step, self.produced, self.phase, self.slowest)
+        self.slowest, self.sharing = (0, 1) if team is None else (team.least, team.sharing)
+        if stood != (step, least.produced, least.phase, self.slowest):
+            self.moved_at = now
+            if stood[::2] != (step, least.phase):
+                self.phase_at = now
+        self.beat_step, self.phase, self.overdue = step, least.phase, least.overdue
+        self.produced, self.reduced = least.produced, least.reduced
+        if team is not None and team.quietest < len(self.ranks):
+            self.quiet = (team.quietest, now - team.silent_ms / 1000)
         if not self.shadow:
             self.step = step
 
@@ -198,7 +206,8 @@ class Table:
         if replica.conn is not None:
             self.by_conn.pop(replica.conn, None)
         replica.conn, replica.last_life, replica.beats = conn, now, False
-        replica.quiet = None
+        replica.moved_at = replica.phase_at = now
+        replica.overdue, replica.quiet = False, None
         self.by_conn[conn] = replica
 
     def detach(self, replica: Replica) -> None:

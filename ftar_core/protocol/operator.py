@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ftar_core.protocol import hangs
 from ftar_core.protocol.effects import Reply
 from ftar_core.protocol.job import Job, Mode
 from ftar_core.protocol.joins import cancel_if_involved, refresh_sources
 from ftar_core.protocol.membership import ACTIVE, GONE, Cause, Replica, State
 from ftar_core.protocol.spares import stand_in, watch_drain
-from ftar_core.wire.messages import Evicted, OpReply, OpRequest
+from ftar_core.wire.messages import EVIDENCE_BYTES, Evicted, HangView, OpReply, OpRequest
 
 Answer = tuple[str, str]  # code, text
 
@@ -234,6 +235,22 @@ def _force_quorum(job: Job, conn: int, principal: str, request: OpRequest, now: 
     reply(job, conn, request, ("ok", f"going on with {here}; members that are absent now are out"))
 
 
+def _hangs(job: Job, conn: int, principal: str, request: OpRequest, now: float) -> None:
+    found = tuple(
+        HangView(
+            replica=name, incarnation=hang.incarnation, rank=hang.rank, wanted=not hang.evidence, evicted=hang.evicted
+        )
+        for name, hang in sorted(job.hangs.items())
+    )
+    job.out.append(Reply(conn, OpReply(id=request.id, code="ok", text=f"{len(found)} hung", hangs=found)))
+
+
+def _evidence(job: Job, conn: int, principal: str, request: OpRequest, now: float) -> None:
+    text = request.reason.encode()[:EVIDENCE_BYTES].decode(errors="ignore")
+    useless = hangs.on_evidence(job, request.replica, text, now)
+    reply(job, conn, request, ("ok", "taken") if useless is None else ("conflict", useless))
+
+
 def _shell_answers(job: Job, conn: int, principal: str, request: OpRequest, now: float) -> None:
     reply(job, conn, request, ("ok", ""))
 
@@ -241,6 +258,8 @@ def _shell_answers(job: Job, conn: int, principal: str, request: OpRequest, now:
 _HANDLERS: dict[str, Callable[[Job, int, str, OpRequest, float], None]] = {
     "status": _shell_answers,
     "events": _shell_answers,
+    "hangs": _hangs,
+    "evidence": _evidence,
     "drain": _drain,
     "evict": _evict,
     "rejoin": _rejoin,

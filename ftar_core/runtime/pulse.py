@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 
 from ftar_core.native import core
 
@@ -23,6 +24,7 @@ class Pulse:
         self._heartbeat: core.Heartbeat | None = None
         self._gathered: tuple[int, bytes] | None = None
         self._latest = (0, 0, 0, 0)
+        self._ends: float | None = None  # of the present phase's budget, CLOCK_MONOTONIC
         self._stopped = False
 
     def beat_to(self, host: str, port: int, cookie: bytes, interval_ms: int) -> None:
@@ -32,6 +34,7 @@ class Pulse:
             if self._heartbeat is None:
                 self._heartbeat = core.Heartbeat(host, port, cookie, self._rank, interval_ms)
                 self._heartbeat.progress(*self._latest)
+                self._budget(self._heartbeat)
             else:
                 self._heartbeat.retarget(host, port, cookie, interval_ms)
 
@@ -52,6 +55,17 @@ class Pulse:
         heartbeat = self._heartbeat
         if heartbeat is not None:
             heartbeat.progress(phase, step, produced, reduced)
+
+    def budget(self, ends: float | None) -> None:
+        """The present phase may last until `ends` (CLOCK_MONOTONIC seconds; None: it has no budget)."""
+        if ends != self._ends:
+            self._ends = ends
+            heartbeat = self._heartbeat
+            if heartbeat is not None:
+                self._budget(heartbeat)
+
+    def _budget(self, heartbeat: core.Heartbeat) -> None:
+        heartbeat.budget(-1.0 if self._ends is None else max(0.0, self._ends - time.monotonic()))
 
     def stop(self) -> None:
         with self._lock:

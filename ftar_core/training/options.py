@@ -15,4 +15,6 @@ class TrainingOptions:
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     stream_buffer_bytes: int = DEFAULT_BUFFER_BYTES  # a shadow that is further behind starts again
     warm_up_steps: int = 2
+    first_steps: int = 2  # of a process: libraries compile and allocate in them
+    first_steps_budget_s: float = 600.0  # so long each of them, and starting and catching up, may take
     end_grace_s: float = 10.0  # then a training thread that hangs is not waited for

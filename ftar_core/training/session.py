@@ -51,6 +51,7 @@ from ftar_core.training.stepping import Stepper
 from ftar_core.training.turns import Turn, Turns
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
+from ftar_core.wire.heartbeat import Phase
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ftar.session")
 
 T = TypeVar("T")
+PHASES = {"checkpoint": Phase.CHECKPOINT, "evaluation": Phase.EVALUATION, "compile": Phase.COMPILE}
 DATA = "data"  # the name of the data among the registered state
 
 
@@ -159,6 +161,22 @@ class Session:
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"weight {value}: a finite number of at least 0 is expected")
         self._taker.weight = float(value)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, budget: float = 600.0) -> Iterator[None]:
+        """Around what may take its time: `with session.phase("checkpoint", budget=600):` writes one for up to 600
+        seconds, and meanwhile this replica is not taken for hung although the others wait for it. `name`: checkpoint,
+        evaluation or compile. When the budget is used up that is said, and the replica is judged as any other."""
+        phase = PHASES.get(name)
+        if phase is None:
+            raise FtarError(f"phase {name!r} is not known", hint=f"one of {', '.join(PHASES)}")
+        if not (math.isfinite(budget) and budget > 0):
+            raise ValueError(f"budget {budget}: a number of seconds above 0 is expected")
+        if self._turns is None or not self.running:
+            yield
+            return
+        with self._turns.wiring.during(phase, budget):
+            yield
 
     def accumulate(self) -> contextlib.AbstractContextManager[None]:
         """Around all backwards of a step but the last: gradients add up and are reduced once."""
@@ -310,6 +328,8 @@ class Session:
             options=self._link_options,
             stream_buffer_bytes=self._options.stream_buffer_bytes,
             end_grace_s=self._options.end_grace_s,
+            first_steps=self._options.first_steps,
+            first_steps_budget_s=self._options.first_steps_budget_s,
         )
         stepper = Stepper(
             wiring=wiring,

@@ -89,7 +89,7 @@ class Stepper:
         self._exchange.begin(place)
         self._taker.begin(Mode.TAKE)
         self._buffers.remember()
-        self._wiring.phase(Phase.FORWARD, place.step)
+        self._wiring.begin_step(place.step)
         self._began = time.monotonic()
         passes("forward", place.step)
 

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -37,7 +37,7 @@ from ftar_core.training.plan import BucketPlan
 from ftar_core.training.reporting import Reporter
 from ftar_core.training.transfer import StateServer
 from ftar_core.wire.exits import RankExit
-from ftar_core.wire.heartbeat import Phase
+from ftar_core.wire.heartbeat import BUSY, Phase
 from ftar_core.wire.ids import EpochId, epoch_key
 from ftar_core.wire.messages import Deal, Endpoint, EpochInfo, Message, Outline, RailNotice, RankInfo
 from ftar_core.wire.team import Ballot
@@ -79,6 +79,8 @@ class Wiring:
         options: Options | None,
         stream_buffer_bytes: int,
         end_grace_s: float,
+        first_steps: int = 0,
+        first_steps_budget_s: float = 600.0,
     ) -> None:
         self.settings = settings
         self._plan, self._last_step, self._journal = plan, last_step, journal
@@ -86,6 +88,9 @@ class Wiring:
         self._lock = threading.Lock()
         self._pulse = Pulse(settings.rank)
         self._phase = Phase.STARTUP
+        self._first_steps, self._first_budget_s = first_steps, first_steps_budget_s
+        self._ends: float | None = self._budget_ends()  # of the phase's budget, CLOCK_MONOTONIC
+        self._pulse.budget(self._ends)
         self._progress = (0, 0, 0)
         self._epochs: dict[bytes, EpochId] = {}  # by their keys on the links; the last few
         self._rails_down: set[tuple[str, str]] = set()  # (peer, rail), as the coordinator was told
@@ -198,9 +203,37 @@ class Wiring:
     # --- progress, for heartbeats ----------------------------------------------------------------------------------
 
     def phase(self, phase: Phase, step: int) -> None:
-        self._phase = phase
+        """What this rank does from now on. Start-up and catching up have the budget of the first steps."""
+        budgeted = phase not in BUSY
+        self._set_phase(phase, self._ends if phase is self._phase else self._budget_ends() if budgeted else None)
         _, produced, reduced = self._progress
         self._progressed(step, produced, reduced)
+
+    def begin_step(self, step: int) -> None:
+        """Forward and backward of a step begin. The first ones of a process may take their time."""
+        first, self._first_steps = self._first_steps > 0, self._first_steps - 1
+        self._set_phase(Phase.COMPILE if first else Phase.FORWARD, self._budget_ends() if first else None)
+        self._progressed(step, 0, 0)
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase, budget_s: float) -> Iterator[None]:
+        """The training thread does something that may take `budget_s`; then what it did before goes on."""
+        before, ends = self._phase, self._ends
+        self._set_phase(phase, time.monotonic() + budget_s)
+        self._progressed(*self._progress)
+        try:
+            yield
+        finally:
+            if self._phase is phase:
+                self._set_phase(before, ends)
+                self._progressed(*self._progress)
+
+    def _budget_ends(self) -> float:
+        return time.monotonic() + self._first_budget_s
+
+    def _set_phase(self, phase: Phase, ends: float | None) -> None:
+        self._phase, self._ends = phase, ends
+        self._pulse.budget(ends)
 
     def _progressed(self, step: int, produced: int, reduced: int) -> None:
         self._progress = (step, produced, reduced)

@@ -4,7 +4,8 @@ UDP, little endian, 48 bytes: magic "FTHB", u8 version, u8 phase, u16 rank, 16 b
 u64 seq, u64 step, u32 buckets produced, u32 buckets reduced. The leader of several ranks adds 32 bytes about the others
 (`TeamBeat`), so that the coordinator hears one datagram a replica however many ranks that has: u16 ranks heard, u16 the
 quietest, u32 its silence in ms, u16 the rank that has produced least, u16 how many stand where it stands, u8 its phase,
-3 zero bytes, u64 its step, u32 its buckets produced, u32 reduced.
+3 zero bytes, u64 its step, u32 its buckets produced, u32 reduced. The highest bit of a phase's byte says that it has
+lasted longer than its budget; it is set by the native thread, so that a rank that hangs in a checkpoint says so itself.
 Written by native/csrc/heartbeat.cpp and gather.cpp, read here.
 """
 
@@ -26,10 +27,11 @@ VERSION = 2
 # suspicion after ten intervals (the default) three of them have to be lost before anybody is suspected.
 MOST_BEATS_S = 2000
 SLOWEST = 3
+OVERDUE = 0x80
 
 
 class Phase(IntEnum):
-    """What a rank is doing. Phases other than forward, reduce and update have budgets of their own (not "hung")."""
+    """What a rank is doing. In BUSY phases it must get on; the others have budgets of their own (not "hung")."""
 
     STARTUP = 0
     FORWARD = 1  # forward and backward
@@ -39,6 +41,10 @@ class Phase(IntEnum):
     CATCHUP = 5
     CHECKPOINT = 6
     EVALUATION = 7
+    COMPILE = 8  # also the first steps of a process, in which libraries compile and allocate
+
+
+BUSY = frozenset({Phase.FORWARD, Phase.REDUCE, Phase.COMMIT, Phase.UPDATE})
 
 
 class TeamBeat(msgspec.Struct, frozen=True):
@@ -54,6 +60,7 @@ class TeamBeat(msgspec.Struct, frozen=True):
     step: int
     produced: int
     reduced: int
+    overdue: bool = False
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -65,6 +72,7 @@ class Beat(msgspec.Struct, frozen=True):
     produced: int
     reduced: int
     team: TeamBeat | None = None
+    overdue: bool = False
 
 
 def parse(datagram: bytes) -> Beat:
@@ -76,9 +84,13 @@ def parse(datagram: bytes) -> Beat:
     try:
         team = None
         if len(datagram) > FORMAT.size:
-            heard, quietest, silent_ms, least, sharing, its, *progress = TEAM_FORMAT.unpack_from(datagram, FORMAT.size)
-            team = TeamBeat(heard, quietest, silent_ms, least, sharing, Phase(its), *progress)
-        return Beat(Phase(phase), rank, cookie, seq, step, produced, reduced, team)
+            *who, its, at, made, summed = TEAM_FORMAT.unpack_from(datagram, FORMAT.size)
+            heard, quietest, silent_ms, least, sharing = who
+            late = bool(its & OVERDUE)
+            its = Phase(its & ~OVERDUE)
+            team = TeamBeat(heard, quietest, silent_ms, least, sharing, its, at, made, summed, late)
+        late = bool(phase & OVERDUE)
+        return Beat(Phase(phase & ~OVERDUE), rank, cookie, seq, step, produced, reduced, team, late)
     except ValueError as error:
         raise WireError(str(error)) from None
 

@@ -18,6 +18,7 @@ import msgspec
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
 
 PROTOCOL_VERSION = 1
+EVIDENCE_BYTES = 8192
 
 
 class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -345,7 +346,8 @@ class Evicted(Message, frozen=True):
 
 
 class OpRequest(Message, frozen=True):
-    """op: status | events | drain | evict | rejoin | finish | force-quorum"""
+    """op: status | events | drain | evict | rejoin | finish | force-quorum; for agents: hangs (who is hung), evidence
+    (`reason` is what was found out about a hung replica)"""
 
     id: int
     op: str
@@ -365,6 +367,7 @@ class OpReply(Message, frozen=True):
     text: str
     job: JobView | None = None
     events: tuple[EventView, ...] = ()
+    hangs: tuple[HangView, ...] = ()
 
 
 class ReplicaView(Part, frozen=True):
@@ -383,6 +386,16 @@ class ReplicaView(Part, frozen=True):
     phase: str = ""
     loss: float | None = None
     step_ms: float | None = None
+
+
+class HangView(Part, frozen=True):
+    """A replica that is hung, or was evicted for it and is not back. `wanted`: nobody has sent evidence yet."""
+
+    replica: str
+    incarnation: int
+    rank: int  # that has produced least
+    wanted: bool
+    evicted: bool
 
 
 class StallView(Part, frozen=True):
@@ -429,6 +442,7 @@ class EventView(Part, frozen=True):
     reason: str
     injected: bool = False
     incident: str = ""
+    evidence: str = ""  # what was found out about a hung replica: several lines, at most EVIDENCE_BYTES
 
 
 ToCoordinator = (

@@ -37,6 +37,23 @@ def drain(sock: socket.socket) -> int:
     return beats
 
 
+def test_a_phase_that_lasts_longer_than_its_budget_says_so_by_itself(coordinator: socket.socket) -> None:
+    host, port = coordinator.getsockname()[:2]
+    heartbeat = core.Heartbeat(host, port, b"c" * 16, 0, 5)
+    try:
+        heartbeat.progress(Phase.CHECKPOINT, 7, 0, 0)
+        heartbeat.budget(0.05)
+        seen = []
+        while not seen or not seen[-1].overdue:
+            seen.append(receive(coordinator))
+        assert (seen[-1].phase, seen[-1].step) == (Phase.CHECKPOINT, 7)
+        heartbeat.budget(-1)
+        while receive(coordinator).overdue:
+            pass
+    finally:
+        heartbeat.stop()
+
+
 def test_beats_say_what_the_rank_said_last(coordinator: socket.socket) -> None:
     host, port = coordinator.getsockname()[:2]
     heartbeat = core.Heartbeat(host, port, b"c" * 16, 3, 5)

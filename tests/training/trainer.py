@@ -5,9 +5,11 @@ Runs in a child of multiprocessing's fork server, which has torch imported alrea
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +26,28 @@ from ftar_core.training.options import TrainingOptions
 
 SAMPLES = 512
 FEATURES = 8
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What a replica does at the begin of a step for `seconds`: gil (sleeps and holds it), lock (waits for one that
+    nobody gives back), checkpoint (sleeps, in a phase with a budget)."""
+
+    kind: str
+    step: int
+    seconds: float
+    budget: float = 60.0
+
+    def happen(self, session: ftar_core.Session) -> None:
+        if self.kind == "gil":
+            ctypes.PyDLL(None).usleep(int(self.seconds * 1e6))
+        elif self.kind == "lock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        else:
+            with session.phase(self.kind, budget=self.budget):
+                time.sleep(self.seconds)
 
 
 @dataclass
@@ -44,6 +68,7 @@ class Recipe:
     stop_loop_at: int = 0  # the loop is left at this step
     frozen_width: int = 0  # of a layer that is not trained: not in the plan, but in the state
     clock_jumps: bool = False  # time.time() is an hour before or behind at every call
+    troubles: tuple[Trouble, ...] = ()
     counts_calls: bool = False  # the model changes a buffer in forward
 
 
@@ -121,6 +146,9 @@ def train(recipe: Recipe) -> None:
     )
     for indices in session.batches(SAMPLES, recipe.batch_size, seed=5):
         began = time.monotonic()
+        for trouble in recipe.troubles:
+            if trouble.step == session.current_step:
+                trouble.happen(session)
         if session.current_step == recipe.stop_loop_at:
             break
         loss = (body(inputs[indices]) - targets[indices]).square().mean()

@@ -93,8 +93,21 @@ void Gather::take(const unsigned char* d, size_t bytes, int64_t now_ms) {
   table_[rank] = {now_ms, d[5], get64(d + 32), get32(d + 40), get32(d + 44)};
 }
 
+namespace {
+
+// Of ranks with equal counts: one in a phase with a budget of its own (a checkpoint) is what the others wait for, then
+// whoever is still at its forward or backward, then those that wait in the ring, for the commit, or update.
+int behind(uint8_t phase) {
+  const int bare = phase & ~kOverdue;
+  return bare >= 1 && bare <= 4 ? bare : 0;
+}
+
+}  // namespace
+
 bool Gather::summary(unsigned char* out, const RankBeat& own, int64_t now_ms) const {
-  const auto progress = [](const RankBeat& b) { return std::tuple(b.step, b.produced, b.reduced); };
+  const auto progress = [](const RankBeat& b) { 
+    return std::tuple(b.step, b.produced, b.reduced, behind(b.phase));
+  };
   size_t heard = 0, quietest = 0, least = 0, sharing = 1;
   const RankBeat* slow = &own;
   for (size_t rank = 1; rank < table_.size(); ++rank) {

@@ -14,6 +14,7 @@ namespace ftar {
 
 constexpr size_t kBeatBytes = 48;
 constexpr size_t kTeamBytes = 32;
+constexpr uint8_t kOverdue = 0x80;  // in the byte of the phase: it has lasted longer than its budget
 
 struct RankBeat {
   int64_t heard_ms = -1;  // on the clock of `now_ms`; -1: never

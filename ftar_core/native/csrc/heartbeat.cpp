@@ -87,6 +87,15 @@ void Heartbeat::progress(int phase, uint64_t step, uint32_t produced, uint32_t r
   reduced_ = reduced;
 }
 
+void Heartbeat::budget(double seconds) {
+  constexpr double kLongest = 1e9;
+  std::lock_guard lock(mutex_);
+  overdue_at_ = seconds < 0 || seconds > kLongest
+                    ? std::chrono::steady_clock::time_point::max()
+                    : std::chrono::steady_clock::now() +
+                          std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 void Heartbeat::retarget(std::string host, int port, std::string cookie, int interval_ms) {
   Target next{std::move(host), port, std::move(cookie), interval_ms};
   check(next);
@@ -137,7 +146,8 @@ void Heartbeat::run() {
     size_t bytes = kBeatBytes;
     std::memcpy(d, "FTHB", 4);
     d[4] = 2;
-    d[5] = phase_;
+    const auto phase = static_cast<uint8_t>(phase_ | (now >= overdue_at_ ? kOverdue : 0));
+    d[5] = phase;
     put16(d + 6, rank_);
     std::memcpy(d + 8, target.cookie.data(), 16);
     put64(d + 24, ++seq);
@@ -147,7 +157,7 @@ void Heartbeat::run() {
     if (gather_) {
       const int64_t now_ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count();
       gather_->drain(now_ms);
-      if (gather_->summary(d + kBeatBytes, {now_ms, phase_, step_, produced_, reduced_}, now_ms)) bytes += kTeamBytes;
+      if (gather_->summary(d + kBeatBytes, {now_ms, phase, step_, produced_, reduced_}, now_ms)) bytes += kTeamBytes;
     }
     if (to.fd >= 0) {
       const ssize_t n = ::sendto(to.fd, d, bytes, MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&to.address), to.length);

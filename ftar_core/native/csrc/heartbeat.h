@@ -6,6 +6,7 @@
 // resolved on that thread, again after failures, so that a coordinator that moved is found.
 // Format: ftar_core/wire/heartbeat.py (little endian).
 #pragma once
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -27,6 +28,9 @@ class Heartbeat {
   Heartbeat& operator=(const Heartbeat&) = delete;
 
   void progress(int phase, uint64_t step, uint32_t produced, uint32_t reduced);
+  // The present phase may last so long; after it the beats are marked (kOverdue), whatever Python is doing then.
+  // Below 0: it has no budget.
+  void budget(double seconds);
   void retarget(std::string host, int port, std::string cookie, int interval_ms);
   // The leader of `ranks` ranks: take in the others' beats from now on, and sum them up in mine. Returns the UDP port
   // to which they go, with this cookie. Throws as Gather.
@@ -54,6 +58,7 @@ class Heartbeat {
   uint64_t step_ = 0;
   uint32_t produced_ = 0;
   uint32_t reduced_ = 0;
+  std::chrono::steady_clock::time_point overdue_at_ = std::chrono::steady_clock::time_point::max();
   std::unique_ptr<Gather> gather_;
   bool stopping_ = false;
   std::thread thread_;

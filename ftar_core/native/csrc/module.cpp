@@ -366,6 +366,7 @@ NB_MODULE(_core, m) {
             self.retarget(std::move(host), port, text(cookie), interval_ms);
           },
           nb::arg("host"), nb::arg("port"), nb::arg("cookie"), nb::arg("interval_ms"))
+      .def("budget", &Heartbeat::budget, nb::arg("seconds"))
       .def(
           "gather",
           [](Heartbeat& self, const std::string& host, nb::bytes cookie, int ranks) {

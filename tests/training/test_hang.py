@@ -1,0 +1,65 @@
+"""Replicas that live and do not get on, as real processes: told apart from dead ones, and from busy ones."""
+
+from __future__ import annotations
+
+from ftar_core.wire.messages import EventView, JobView
+
+from .conftest import Job, until
+from .trainer import Trouble
+
+QUICK = ("--hung-after", "1s", "--hung-factor", "3", "--suspect-after", "20s", "--evict-after", "30s")
+
+
+def events(job: Job, kind: str, name: str) -> list[EventView]:
+    with job.operator() as operator:
+        found = operator.request("events").events
+    return [event for event in found if (event.kind, event.object) == (kind, name)]
+
+
+def status(job: Job) -> JobView:
+    with job.operator() as operator:
+        view = operator.request("status").job
+    assert view is not None
+    return view
+
+
+def test_a_rank_that_holds_the_gil_is_hung_not_dead_and_one_that_writes_a_checkpoint_is_neither(job: Job) -> None:
+    job.coordinator(replicas=3, options=QUICK)
+    job.start("r0", "r2", steps=40, step_ms=5)
+    troubles = (Trouble("checkpoint", 10, 2.5), Trouble("gil", 20, 4.0))
+    job.start("r1", steps=40, step_ms=5, troubles=troubles)
+    job.wait_step("r1", 12)
+    assert not events(job, "replica.hung", "r1"), job.logs()
+    until(lambda: events(job, "replica.hung", "r1"), job.logs)
+    (hung,) = events(job, "replica.hung", "r1")
+    assert "has produced 0 buckets of step 20 and then nothing" in hung.reason
+    assert "(phase forward)" in hung.reason
+    job.wait_step("r1", 21)
+    until(lambda: events(job, "replica.well", "r1"), job.logs)
+    job.assert_finished("r0", "r1", "r2")
+    job.assert_identical("r0", "r1", "r2")
+    assert all(line["contributors"] == ["r0", "r1", "r2"] for line in job.lines("r0", "step")), "shown, not evicted"
+
+
+def test_a_deadlocked_rank_is_evicted_where_the_operator_opted_in(job: Job) -> None:
+    job.coordinator(replicas=3, options=(*QUICK, "--evict-hung", "--evidence-wait", "1s"))
+    job.start("r0", "r2", steps=60, step_ms=5)
+    job.start("r1", steps=60, step_ms=5, troubles=(Trouble("lock", 15, 0.0),))
+    until(lambda: events(job, "replica.evicted", "r1"), job.logs)
+    (evicted,) = events(job, "replica.evicted", "r1")
+    assert evicted.reason.startswith("hung: it has produced 0 buckets of step 15")
+    job.assert_finished("r0", "r2")
+    job.assert_identical("r0", "r2")
+    assert job.replicas["r1"].exitcode is None, "it sits in its lock"
+    assert job.steps("r0") == list(range(1, 61))
+
+
+def test_a_checkpoint_that_takes_longer_than_its_budget_is_said(job: Job) -> None:
+    job.coordinator(replicas=2, options=QUICK)
+    job.start("r0", steps=30, step_ms=5)
+    job.start("r1", steps=30, step_ms=5, troubles=(Trouble("checkpoint", 10, 4.0, budget=1.0),))
+    until(lambda: events(job, "replica.overdue", "r1"), job.logs)
+    assert "in phase checkpoint" in events(job, "replica.overdue", "r1")[0].reason
+    until(lambda: events(job, "replica.hung", "r1"), job.logs)
+    assert "longer than its budget" in events(job, "replica.hung", "r1")[0].reason
+    job.assert_finished("r0", "r1")
