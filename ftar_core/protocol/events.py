@@ -132,6 +132,7 @@ class ShadowAt:
     last_commit_epoch: EpochId
     ready: bool
     text: str = ""
+    notice: str = ""  # why it all begins again: worth an event
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ def on_progress(job: Job, replica: Replica, message: Progress, now: float) -> No
     if cause is None or replica.state is State.STARTING:
         return
     replica.step = message.step
+    if message.notice:
+        job.emit("replica.catchup-restarted", replica.name, message.notice)
     if replica.name in job.ready:
         job.ready.discard(replica.name)
         cancel_if_involved(job, replica.name, f"{replica.name} has to catch up again")

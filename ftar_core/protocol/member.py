@@ -363,4 +363,4 @@ class Member:
         if event.ready:
             return [Tell(CaughtUp(step=event.step))]
         state = "replaying" if event.step > 0 else "fetching"
-        return [Tell(Progress(state=state, step=max(0, event.step), text=event.text))]
+        return [Tell(Progress(state=state, step=max(0, event.step), text=event.text, notice=event.notice))]

@@ -25,6 +25,7 @@ DEFAULT_RAILS = "lo=127.0.0.1"
 KNOWN = (
     "FTAR_AGENT",
     "FTAR_BREAKPOINTS",
+    "FTAR_CATCHUP_MBIT",
     "FTAR_COORDINATOR",
     "FTAR_JOB",
     "FTAR_JOURNAL",
@@ -32,11 +33,13 @@ KNOWN = (
     "FTAR_MODE",
     "FTAR_NODE",
     "FTAR_RAILS",
+    "FTAR_REPLAY_BUFFER",
     "FTAR_REPLICA",
     "FTAR_TOKEN_FILE",
 )
 # As near to a known name as FTAR_RAIL is to FTAR_RAILS; other names are left to the programs they belong to.
 _TYPING_ERROR = 0.9
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Settings:
     mode: str | None = None  # what rails do: "backup" or "stripe"; None: the engine's default
     journal: Path | None = None  # directory for the JSON lines of each step
     breakpoints: tuple[breakpoints.Spec, ...] | None = None  # where to fail on purpose; None: nowhere, ever
+    catchup_mbit: float = 0.0  # at most so much is given to replicas that catch up; 0: no limit
+    replay_buffer: int = 0  # bytes of steps that wait to be replayed; 0: a share of the memory
     coordinator_wait_s: float = 600.0  # until a Welcome says otherwise
 
 
@@ -95,6 +100,8 @@ def read_settings(
         agent=_agent(env),
         journal=_journal(env),
         breakpoints=read_breakpoints(env, breakpoints.rank_points()),
+        catchup_mbit=_rate(env),
+        replay_buffer=_size(env),
     )
 
 
@@ -210,6 +217,31 @@ def read_breakpoints(env: Mapping[str, str], points: tuple[str, ...]) -> tuple[b
         raise SettingsError(
             f"FTAR_BREAKPOINTS: {error}", hint="write POINT[,step=N][,action=kill|stop|raise|sleep]..., or unset it"
         ) from None
+
+
+def _rate(env: Mapping[str, str]) -> float:
+    text = env.get("FTAR_CATCHUP_MBIT", "").strip()
+    try:
+        value = float(text or 0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1e7 or (text and value == 0):
+        raise SettingsError(
+            f"FTAR_CATCHUP_MBIT={text!r}: a rate in Mbit/s is expected",
+            hint="export FTAR_CATCHUP_MBIT=2000, or unset it for no limit",
+        )
+    return value
+
+
+def _size(env: Mapping[str, str]) -> int:
+    text = env.get("FTAR_REPLAY_BUFFER", "").strip().upper()
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
+    if text and not (number.isascii() and number.isdigit() and 0 < int(number) < 1 << 40):
+        raise SettingsError(
+            f"FTAR_REPLAY_BUFFER={text!r}: a size such as 512M or 8G is expected",
+            hint="unset it for a quarter of the memory that is available",
+        )
+    return int(number) * _UNITS.get(unit, 1) if text else 0
 
 
 def _number(env: Mapping[str, str], variable: str, *, default: int, lowest: int) -> int:

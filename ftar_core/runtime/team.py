@@ -156,6 +156,9 @@ class Team:
     def _heard_shadow(self, rank: int, event: ShadowAt) -> list[MemberEvent]:
         self._shadows[rank] = event
         self._told_anew.add(rank)
+        if event.notice:
+            self._told = (event.step, False)
+            return [event]
         if len(self._shadows) < self.size:
             return []
         last = min(self._shadows.values(), key=lambda s: s.step)
@@ -221,8 +224,8 @@ def report_of(event: MemberEvent) -> RankReport | None:
             )
         case RingReady(epoch):
             return RankReady(epoch=epoch)
-        case ShadowAt(step, last_commit_epoch, ready, text):
-            return RankShadow(step=step, last_commit_epoch=last_commit_epoch, ready=ready, text=text)
+        case ShadowAt(step, last_commit_epoch, ready, text, notice):
+            return RankShadow(step=step, last_commit_epoch=last_commit_epoch, ready=ready, text=text, notice=notice)
         case PeerUnreachable(peer, epoch, reason):
             return RankUnreachable(peer=peer, epoch=epoch, reason=reason)
         case LeaveNow(reason, exit_code):
@@ -248,7 +251,7 @@ def event_of(report: RankReport) -> MemberEvent:
         case RankReady():
             return RingReady(report.epoch)
         case RankShadow():
-            return ShadowAt(report.step, report.last_commit_epoch, report.ready, report.text)
+            return ShadowAt(report.step, report.last_commit_epoch, report.ready, report.text, report.notice)
         case RankUnreachable():
             return PeerUnreachable(report.peer, report.epoch, report.reason)
         case RankLeaves():

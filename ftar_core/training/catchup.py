@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ftar_core.runtime.rails import Rail
-from ftar_core.training.follow import Follower, Identity, ReplayStep, Snapshot
+from ftar_core.training.dial import Identity
+from ftar_core.training.follow import Follower, ReplayStep, Snapshot
+from ftar_core.training.journal import Journal
 from ftar_core.training.plan import BucketPlan
 from ftar_core.training.restore import load_state
 from ftar_core.training.state import Stateful
@@ -29,8 +31,8 @@ log = logging.getLogger("ftar.session")
 
 
 class CatchUp:
-    """`replay(step)` applies a committed step. `tell(step, epoch, ready, text)` posts ShadowAt (step -1: no state
-    yet). `have` is the step whose state the training thread holds (-1: none)."""
+    """`replay(step)` applies a committed step. `tell(step, epoch, ready, text, notice)` posts ShadowAt (step -1: no
+    state yet). `have` is the step whose state the training thread holds (-1: none)."""
 
     def __init__(
         self,
@@ -45,8 +47,10 @@ class CatchUp:
         buffer_bytes: int,
         parts: Mapping[str, Stateful],
         replay: Callable[[ReplayStep], None],
-        tell: Callable[[int, EpochId, bool, str], None],
+        tell: Callable[[int, EpochId, bool, str, str], None],
         on_news: Callable[[], None],
+        journal: Journal,
+        spread: bool = False,
     ) -> None:
         self.step = have  # the state that the training thread holds now
         self.epoch = epoch if have >= 0 else NO_EPOCH
@@ -54,6 +58,7 @@ class CatchUp:
         self.warm_ups_left = warm_ups
         self._front: Snapshot | ReplayStep | None = None  # has arrived, is not applied
         self._parts, self._replay, self._tell = parts, replay, tell
+        self._journal = journal
         self._told = ""
         self._began = time.monotonic()
         self._follower = Follower(
@@ -64,6 +69,8 @@ class CatchUp:
             have=have,
             on_news=on_news,
             buffer_bytes=buffer_bytes,
+            on_restart=self._restarted,
+            spread=spread,
         )
 
     @property
@@ -123,7 +130,7 @@ class CatchUp:
         if self.state != "spare":
             self.state = "spare"
             log.info("caught up with step %d after %.2f s", self.step, time.monotonic() - self._began)
-            self._tell(self.step, self.epoch, True, "following")
+            self._tell(self.step, self.epoch, True, "following", "")
 
     def wait(self) -> None:
         """Nothing to do until there is news."""
@@ -136,12 +143,24 @@ class CatchUp:
         began = time.monotonic()
         if snapshot.state is not None:
             load_state(self._parts, snapshot.state)
+            loaded_s = time.monotonic() - began
             log.info(
-                "state after step %d from %s: %d bytes, loaded in %.1f ms",
+                "state after step %d from %s: %d bytes in %.2f s, loaded in %.1f ms",
                 snapshot.step,
                 snapshot.source,
                 snapshot.state.nbytes,
-                (time.monotonic() - began) * 1000,
+                snapshot.seconds,
+                loaded_s * 1000,
+            )
+            self._journal.write(
+                "fetch",
+                {
+                    "step": snapshot.step,
+                    "bytes": snapshot.state.nbytes,
+                    "fetch_s": snapshot.seconds,
+                    "load_s": loaded_s,
+                    "sources": dict(snapshot.by_source),
+                },
             )
         self.step, self.epoch = snapshot.step, snapshot.epoch
         self.state = "replaying"
@@ -151,7 +170,12 @@ class CatchUp:
         ready = self.state == "spare"
         if ready or text != self._told:
             self._told = text
-            self._tell(self.step, self.epoch, ready, text)
+            self._tell(self.step, self.epoch, ready, text, "")
+
+    def _restarted(self, why: str) -> None:
+        """In the follower's threads: everybody is told, since nothing else shows why this takes so long."""
+        self._journal.write("catchup-restart", {"step": self.step, "reason": why})
+        self._tell(self.step, self.epoch, False, why, why)
 
     def close(self) -> None:
         self._follower.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftar_core.training.plan import DEFAULT_BUCKET_BYTES
-from ftar_core.training.transfer import DEFAULT_BUFFER_BYTES
 
 
 @dataclass(frozen=True)
@@ -13,7 +12,10 @@ class TrainingOptions:
     """What hardly anybody has to change. Sizes in bytes, times in seconds."""
 
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
-    stream_buffer_bytes: int = DEFAULT_BUFFER_BYTES  # a shadow that is further behind starts again
+    # Steps that wait to be replayed; a shadow that is further behind starts again. 0: FTAR_REPLAY_BUFFER, or a quarter
+    # of the memory that is available.
+    stream_buffer_bytes: int = 0
+    snapshot_wait_s: float = 0.0  # an update waits so long for a copy of the state that does not get done in a step
     warm_up_steps: int = 2
     first_steps: int = 2  # of a process: libraries compile and allocate in them
     first_steps_budget_s: float = 600.0  # so long each of them, and starting and catching up, may take

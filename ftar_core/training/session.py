@@ -342,6 +342,7 @@ class Session:
             source=source,
             journal=self._journal,
             ledger=self._ledger,
+            snapshot_wait_s=self._options.snapshot_wait_s,
         )
         shadow = Shadow(
             wiring=wiring,
@@ -349,7 +350,7 @@ class Session:
             plan=self.plan,
             parts=self._parts,
             warm_ups=self._options.warm_up_steps,
-            buffer_bytes=self._options.stream_buffer_bytes,
+            journal=self._journal,
         )
         self._turns = Turns(
             wiring=wiring,

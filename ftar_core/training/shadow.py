@@ -13,8 +13,9 @@ from ftar_core.errors import StateMismatch
 from ftar_core.protocol.events import ShadowAt
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.training.catchup import CatchUp
+from ftar_core.training.dial import Identity
 from ftar_core.training.exchange import Place, Role
-from ftar_core.training.follow import Identity
+from ftar_core.training.journal import Journal
 from ftar_core.training.lockstep import LOOK_S, Do, conclude
 from ftar_core.training.plan import BucketPlan
 from ftar_core.training.state import Stateful
@@ -38,10 +39,10 @@ class Shadow:
         plan: BucketPlan,
         parts: Mapping[str, Stateful],
         warm_ups: int,
-        buffer_bytes: int,
+        journal: Journal,
     ) -> None:
         self._wiring, self._stepper, self._plan, self._parts = wiring, stepper, plan, parts
-        self._warm_ups, self._buffer_bytes = warm_ups, buffer_bytes
+        self._warm_ups, self._journal = warm_ups, journal
         self._holds_state = False  # a state of this job, not just this process's own beginning
         self._catch_up: CatchUp | None = None
         self._lost_since: float | None = None
@@ -159,10 +160,12 @@ class Shadow:
             have=self._stepper.applied if self._holds_state else -1,
             epoch=place.last_commit_epoch,
             warm_ups=self._warm_ups,
-            buffer_bytes=self._buffer_bytes,
+            buffer_bytes=self._wiring.replay_buffer_bytes,
+            spread=settings.mode == "stripe",
+            journal=self._journal,
             parts=self._parts,
             replay=self._stepper.replay,
-            tell=lambda step, epoch, ready, text: post(ShadowAt(step, epoch, ready, text)),
+            tell=lambda step, epoch, ready, text, notice: post(ShadowAt(step, epoch, ready, text, notice)),
             on_news=self._wiring.exchange.poke,
         )
 

@@ -135,10 +135,9 @@ class Stateful(Protocol):
 
 
 class _Encoder:
-    def __init__(self, copy: bool) -> None:
+    def __init__(self) -> None:
         self.infos: list[TensorInfo] = []
         self.tensors: list[torch.Tensor] = []
-        self._copy = copy
 
     def encode(self, value: object, path: str, depth: int = 0) -> AnyNode:
         if depth > MAX_DEPTH:
@@ -171,23 +170,43 @@ class _Encoder:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPES or tensor.layout is not torch.strided:
             raise StateMismatch(f"tensor {path}: {tensor.dtype} {tensor.layout} cannot be sent to another replica")
-        host = tensor
-        if self._copy:
-            host = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
         self.infos.append(TensorInfo(path, dtype, tuple(tensor.shape)))
-        self.tensors.append(host)
+        self.tensors.append(tensor)
         index = len(self.tensors) - 1
         if is_sharded(whole):
             return ShardRef(index, tuple(whole.shape), placement(whole))
         return TensorRef(index)
 
 
-def encode_state(parts: Mapping[str, Stateful]) -> EncodedState:
-    """Copy the state of all parts into host memory. Cost: one memory copy of it. Raises StateMismatch for a value that
-    cannot travel, with its path."""
-    encoder = _Encoder(copy=True)
+@dataclass(frozen=True)
+class LiveState:
+    """What a state is like, and the tensors themselves: good to copy until the next update changes them."""
+
+    skeleton: bytes
+    infos: tuple[TensorInfo, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self.infos)
+
+
+def look_at_state(parts: Mapping[str, Stateful]) -> LiveState:
+    """The state of all parts without a copy of its tensors. Cost: their `state_dict()`. Raises StateMismatch for a
+    value that cannot travel, with its path."""
+    encoder = _Encoder()
     root = encoder.encode({name: part.state_dict() for name, part in parts.items()}, "")
-    return EncodedState(_encoder.encode(root), _named(encoder.infos), tuple(encoder.tensors))
+    return LiveState(_encoder.encode(root), _named(encoder.infos), tuple(encoder.tensors))
+
+
+def encode_state(parts: Mapping[str, Stateful]) -> EncodedState:
+    """Copy the state of all parts into host memory. Cost: one memory copy of it. Raises StateMismatch."""
+    live = look_at_state(parts)
+    return EncodedState(live.skeleton, live.infos, tuple(_host_copy(tensor) for tensor in live.tensors))
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def _named(infos: list[TensorInfo]) -> tuple[TensorInfo, ...]:
@@ -196,7 +215,7 @@ def _named(infos: list[TensorInfo]) -> tuple[TensorInfo, ...]:
 
 def check_transferable(parts: Mapping[str, Stateful]) -> None:
     """Raise StateMismatch now, at the start, rather than when the first replica wants to come back."""
-    _Encoder(copy=False).encode({name: part.state_dict() for name, part in parts.items()}, "")
+    _Encoder().encode({name: part.state_dict() for name, part in parts.items()}, "")
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
@@ -204,6 +223,13 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(bytearray())
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def layout_hash(skeleton: bytes, infos: tuple[TensorInfo, ...]) -> bytes:
+    """SHA-256: equal where a state has the same tree, plain values, names, dtypes and shapes."""
+    digest = hashlib.sha256(skeleton)
+    digest.update(msgspec.msgpack.encode(infos))
+    return digest.digest()
 
 
 def empty_tensor(info: TensorInfo) -> torch.Tensor:
@@ -223,8 +249,8 @@ def parameters_digest(model: torch.nn.Module) -> str:
 
 def state_digest(part: Stateful) -> str:
     """SHA-256 (hex) over the whole state of a part (for example the optimizer's moments)."""
-    encoder = _Encoder(copy=True)
+    encoder = _Encoder()
     digest = hashlib.sha256(_encoder.encode(encoder.encode(part.state_dict(), "")))
     for tensor in encoder.tensors:
-        digest.update(raw_bytes(tensor))
+        digest.update(raw_bytes(tensor.detach().cpu().contiguous()))
     return digest.hexdigest()

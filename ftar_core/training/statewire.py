@@ -3,31 +3,35 @@
     server -> StateChallenge                       a stranger who cannot answer is dropped after STRANGER_S
     shadow -> StateHello (proof)
     server -> StateWelcome (proof) | StateRefused
-    shadow -> Subscribe                            new, or the same again over another rail, with where to go on
-    server -> Offer, chunks ..., StateEnd          the snapshot (left out when the shadow already holds that step)
-    server -> StepData, chunks ...                 after each commit; the shadow answers Kept
-    server -> Alive                                whenever it has said nothing else for ALIVE_S
 
-A chunk is a `Chunk` frame and then `size` raw bytes, checked by CRC-32. Messages are bounded msgspec frames; the raw
-bytes are bounded by what the Offer announced. Nothing is unpickled."""
+Then a connection is one of two. The stream, from one source:
+
+    shadow -> Subscribe                            new, or the same again over another rail, with where to go on
+    server -> Offer                                what the state is like (without tensors when the shadow holds it)
+    server -> StepData, chunks ...                 after each commit; the shadow answers Kept
+
+And the fetch of the offered state, from every source that holds a copy of the same step:
+
+    shadow -> Borrow                               asked for before the step is known, so that all copy the same
+    server -> Lent                                 the step that it holds, and what the state is like there
+    shadow -> Want ...                             pieces of the row of bytes (pieces.py), some asked ahead
+    server -> Chunk and its bytes ...
+    shadow -> WholeWanted; server -> Whole         a digest of the source's own copy
+
+A server that has nothing to say says Alive every ALIVE_S. A chunk is a `Chunk` frame and then `size` raw bytes, with a
+64-bit checksum (native `digest`, not cryptographic). Messages are bounded msgspec frames; the raw bytes are bounded by
+what the Offer announced. Nothing is unpickled."""
 
 from __future__ import annotations
 
-import socket
-import time
-import zlib
-
 import msgspec
-import torch
 
-from ftar_core.errors import WireError
-from ftar_core.training.state import TensorInfo, raw_bytes
-from ftar_core.wire.codec import FRAME_LIMIT, LENGTH, STRANGER_LIMIT, encode
+from ftar_core.training.state import TensorInfo
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import Deal, Message, Verdict
 
 PURPOSE_HELLO, PURPOSE_WELCOME = "state-hello", "state-welcome"
-CHUNK_BYTES = 1024 * 1024
+CHUNK_BYTES = 1024 * 1024  # at most so much follows one Chunk frame
 ALIVE_S = 0.5
 # Six missed signs of life: a shadow may wait longer than a rail, whose death the native links notice in milliseconds,
 # because nobody waits for it; and a source whose interpreter is busy is not dead.
@@ -58,15 +62,12 @@ class StateRefused(Message, frozen=True):
 
 
 class Subscribe(Message, frozen=True):
-    """`id` (16 bytes) names the subscription over all its connections. `have` is the step whose state the shadow holds
-    (-1: none). To go on after a lost connection: `tensor` and `offset` of the next snapshot byte, or, with the snapshot
-    complete, `next_step` of the stream."""
+    """`id` (16 bytes) names the subscription over all its connections. `have` is the step whose state the shadow holds,
+    or is fetching (-1: none). `next_step` of the stream, to go on after a lost connection."""
 
     id: bytes
     plan: str
     have: int
-    tensor: int = 0
-    offset: int = 0
     next_step: int = 0
 
 
@@ -80,16 +81,42 @@ class Offer(Message, frozen=True):
 
 
 class Chunk(Message, frozen=True):
-    """`size` raw bytes follow this frame: bytes [offset, offset + size) of tensor or bucket `index`."""
+    """`size` raw bytes follow this frame: bytes [offset, offset + size) of bucket `index`, or of piece `index` of the
+    state (offset 0)."""
 
     index: int
     offset: int
     size: int
-    crc: int
+    sum: int
 
 
-class StateEnd(Message, frozen=True):
+class Borrow(Message, frozen=True):
+    """Keep a copy of the state for me: after `step`, or after any (-1)."""
+
+    plan: str
     step: int
+
+
+class Lent(Message, frozen=True):
+    """A copy of the state after `step`; `layout`: a hash of its skeleton and tensors. Kept until the connection ends,
+    and a while longer."""
+
+    step: int
+    layout: bytes
+
+
+class Want(Message, frozen=True):
+    """This piece of the state that was lent. Several may be asked for ahead; they come in that order."""
+
+    piece: int
+
+
+class WholeWanted(Message, frozen=True):
+    pass
+
+
+class Whole(Message, frozen=True):
+    digest: bytes
 
 
 class StepData(Message, frozen=True):
@@ -131,87 +158,14 @@ StateMessage = (
     | Subscribe
     | Offer
     | Chunk
-    | StateEnd
+    | Borrow
+    | Lent
+    | Want
+    | WholeWanted
+    | Whole
     | StepData
     | Kept
     | Alive
     | Cut
 )
-_decoder: msgspec.msgpack.Decoder[StateMessage] = msgspec.msgpack.Decoder(StateMessage)
-
-
-class StateConnection:
-    """Blocking frames and chunks over one socket, each call within a time limit. Every failure is an OSError or a
-    WireError, after which the connection is of no use. One thread at a time."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.limit = STRANGER_LIMIT  # raised by `trust` when the other side has proved the token
-        self.limit_s = STRANGER_S
-        sock.settimeout(STRANGER_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def trust(self, limit_s: float) -> None:
-        self.limit = FRAME_LIMIT
-        self.limit_s = limit_s
-        self._sock.settimeout(limit_s)
-
-    def send(self, message: Message) -> None:
-        self._sock.sendall(encode(message))
-
-    def receive(self) -> StateMessage:
-        """The next message. Raises WireError for bytes that are none, TimeoutError after `limit_s` altogether."""
-        deadline = time.monotonic() + self.limit_s
-        head = bytearray(LENGTH.size)
-        self._fill(memoryview(head), deadline)
-        (size,) = LENGTH.unpack(head)
-        if size == 0 or size > self.limit:
-            raise WireError(f"frame of {size} bytes (1 to {self.limit} allowed)")
-        body = bytearray(size)
-        self._fill(memoryview(body), deadline)
-        try:
-            return _decoder.decode(body)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise WireError(f"not a message of the state protocol: {error}") from None
-
-    def send_tensor(self, index: int, tensor: torch.Tensor, offset: int = 0) -> None:
-        """All bytes of a contiguous host tensor from `offset` on, in chunks."""
-        data = raw_bytes(tensor)
-        for start in range(offset, len(data), CHUNK_BYTES):
-            part = data[start : start + CHUNK_BYTES]
-            header = encode(Chunk(index=index, offset=start, size=len(part), crc=zlib.crc32(part)))
-            self._sock.sendall(header)
-            self._sock.sendall(part)
-
-    def receive_chunk(self, chunk: Chunk, target: memoryview) -> None:
-        """The raw bytes of `chunk` into `target`, the whole tensor's memory. Raises WireError if they do not fit there
-        or were damaged on the way."""
-        if chunk.offset < 0 or not 0 < chunk.size <= CHUNK_BYTES or chunk.offset + chunk.size > len(target):
-            raise WireError(f"chunk [{chunk.offset}, +{chunk.size}] outside of {len(target)} bytes")
-        part = target[chunk.offset : chunk.offset + chunk.size]
-        self._fill(part, time.monotonic() + self.limit_s)
-        if zlib.crc32(part) != chunk.crc:
-            raise WireError(f"chunk {chunk.index} at {chunk.offset}: checksum does not match")
-
-    def _fill(self, target: memoryview, deadline: float) -> None:
-        done = 0
-        while done < len(target):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError(f"nothing within {self.limit_s:g} s")
-            self._sock.settimeout(left_s)
-            count = self._sock.recv_into(target[done:])
-            if count == 0:
-                raise ConnectionError("closed by the other side")
-            done += count
-        self._sock.settimeout(self.limit_s)
-
-    def close(self) -> None:
-        self._sock.close()
-
-    def shutdown(self) -> None:
-        """From another thread: make a blocking call of the owner fail."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+state_message: msgspec.msgpack.Decoder[StateMessage] = msgspec.msgpack.Decoder(StateMessage)

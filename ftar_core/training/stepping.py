@@ -28,9 +28,9 @@ from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
 from ftar_core.training.plan import BucketPlan, BufferWatch
-from ftar_core.training.state import Stateful, encode_state, raw_bytes
+from ftar_core.training.shelf import StepItem
+from ftar_core.training.state import Stateful, look_at_state, raw_bytes
 from ftar_core.training.statewire import StepData
-from ftar_core.training.transfer import StepItem
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
@@ -38,6 +38,8 @@ from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import Commit, Verdict
 
 log = logging.getLogger("ftar.session")
+LOOK_S = 0.1  # while a shadow waits for something
+WAIT_WORTH_TELLING_MS = 1.0
 
 
 class Leave(Exception):
@@ -63,7 +65,9 @@ class Stepper:
         source: Source,
         journal: Journal,
         ledger: StepLedger,
+        snapshot_wait_s: float = 0.0,
     ) -> None:
+        self._snapshot_wait_s = snapshot_wait_s
         self.applied = 0  # the last step whose update has run
         self.contributors: tuple[str, ...] = ()  # of that step
         self._wiring, self._exchange, self._server = wiring, wiring.exchange, wiring.server
@@ -104,8 +108,8 @@ class Stepper:
         announced: EpochId | None = None
         reduced = math.nan
         while True:
-            self.serve_shadows()
-            news = self._exchange.wait(1.0)
+            self.serve_shadows(waited_s=time.monotonic() - produced)
+            news = self._exchange.wait(LOOK_S if self._server.wanted() else 1.0)
             if news is News.REDUCED:
                 epoch = self._exchange.reduced_epoch()
                 passes("reduced", step)
@@ -171,6 +175,7 @@ class Stepper:
 
     def _apply(self, commit: Commit) -> None:
         """The step is true: the same on every replica from here on."""
+        self._settle_copy(commit.step - 1)
         if commit.verdict is Verdict.APPLY:
             self._taker.average()
         if self._server.followed():
@@ -184,11 +189,26 @@ class Stepper:
         self._source.stands_at(commit.deal)
         self.contributors = commit.contributors
         self._taker.begin(Mode.OFF)
+        self.serve_shadows(behind_update=True)
+
+    def _settle_copy(self, step: int) -> None:
+        """No copy of the state reads it any more."""
+        began = time.monotonic()
+        abandoned = self._server.settle(self._snapshot_wait_s)
+        waited_ms = (time.monotonic() - began) * 1000.0
+        if abandoned or waited_ms > WAIT_WORTH_TELLING_MS:
+            self._journal.write("snapshot", {"step": step, "abandoned": abandoned, "update_waited_ms": waited_ms})
+        if abandoned:
+            log.info("%s", abandoned)
 
     def _step_item(self, commit: Commit) -> StepItem:
         """A copy of the averaged buckets for followers. Cost: a memory copy of the gradients, while somebody
         follows."""
-        buckets = tuple(b.clone() for b in self._taker.reduced) if commit.verdict is Verdict.APPLY else ()
+        buckets: tuple[torch.Tensor, ...] = ()
+        if commit.verdict is Verdict.APPLY:
+            buckets = self._server.step_memory(tuple(self._taker.reduced))
+            for mine, theirs in zip(buckets, self._taker.reduced, strict=True):
+                mine.copy_(theirs)
         header = StepData(
             step=commit.step,
             epoch=commit.epoch,
@@ -239,11 +259,10 @@ class Stepper:
             tokens=int(self._taker.total_tokens),
         )
 
-    def serve_shadows(self) -> None:
-        """A copy of the state after `applied` for shadows that wait for one. Only while this thread waits anyway."""
+    def serve_shadows(self, *, behind_update: bool = False, waited_s: float = 0.0) -> None:
+        """Begin a copy of the state after `applied` for shadows that wait for one; it is made beside the training."""
         if not self._server.wanted():
             return
         epoch = self._exchange.place().last_commit_epoch
-        took_ms = self._server.attach(self.applied, epoch, lambda: encode_state(self._parts))
-        log.info("state after step %d copied for a shadow in %.1f ms", self.applied, took_ms)
-        self._journal.write("snapshot", {"step": self.applied, "copy_ms": took_ms})
+        live = lambda: look_at_state(self._parts)  # noqa: E731
+        self._server.look(self.applied, epoch, live, behind_update=behind_update, waited_s=waited_s)

@@ -33,6 +33,7 @@ from ftar_core.training import rendezvous
 from ftar_core.training.exchange import Exchange
 from ftar_core.training.journal import Journal
 from ftar_core.training.lockstep import Agreement
+from ftar_core.training.memory import SHADOW_SHARE, SOURCE_SHARE, available_bytes, replay_buffer_bytes
 from ftar_core.training.plan import BucketPlan
 from ftar_core.training.reporting import Reporter
 from ftar_core.training.transfer import StateServer
@@ -116,8 +117,10 @@ class Wiring:
             plan=plan.hash,
             rails=settings.rails,
             on_request=self.exchange.poke,
-            buffer_bytes=stream_buffer_bytes,
+            buffer_bytes=self._buffer_bytes(stream_buffer_bytes, SOURCE_SHARE),
+            mbit=settings.catchup_mbit,
         )
+        self.replay_buffer_bytes = self._buffer_bytes(stream_buffer_bytes, SHADOW_SHARE)
         self._info = RankInfo(
             rank=settings.rank,
             node=settings.node,
@@ -128,6 +131,10 @@ class Wiring:
         self._agreement: Agreement | None = None
         self.runtime: RankRuntime = self._make_runtime(state_digest, begin)
         breakpoints.install(self._breakpoints())
+
+    def _buffer_bytes(self, given: int, share: float) -> int:
+        settings = self.settings
+        return replay_buffer_bytes(given or settings.replay_buffer, available_bytes(), settings.world_size, share)
 
     def _make_runtime(self, state_digest: str, begin: Deal) -> RankRuntime:
         settings = self.settings

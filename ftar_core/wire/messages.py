@@ -227,6 +227,7 @@ class Progress(Message, frozen=True):
     state: str  # starting | fetching | replaying | spare
     step: int = 0
     text: str = ""
+    notice: str = ""  # catching up begins again, and why: an event
 
 
 class Unreachable(Message, frozen=True):

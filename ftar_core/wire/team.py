@@ -165,6 +165,7 @@ class RankShadow(Message, frozen=True):
     last_commit_epoch: EpochId
     ready: bool
     text: str
+    notice: str = ""
 
 
 class RankUnreachable(Message, frozen=True):
