@@ -18,6 +18,7 @@ import selectors
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import dropwhile
 from typing import Protocol
 
 import msgspec
@@ -54,7 +55,7 @@ from ftar_core.runtime.clock import Clock, SystemClock
 from ftar_core.runtime.waker import Waker
 from ftar_core.wire import heartbeat
 from ftar_core.wire.address import Address
-from ftar_core.wire.breakpoints import kebab
+from ftar_core.wire.breakpoints import names_of
 from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, prove, proved, to_coordinator, vouch
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import (
@@ -230,8 +231,8 @@ class Service:
             return
         self._step = max(self._step, getattr(message, "step", 0))
         breakpoints.passes(point, self._step)
-        if message is not None:
-            breakpoints.passes(f"{point}:{kebab(message)}", self._step)
+        for name in names_of(message) if message is not None else ():
+            breakpoints.passes(f"{point}:{name}", self._step)
 
     def _emit(self, event: EventView) -> None:
         event = self._events.add(event, self._clock.time())
@@ -439,8 +440,9 @@ class Service:
 
 
 def _message_behind(effects: Sequence[CoordinatorEffect]) -> Message | None:
-    """What is said once the record of this list is written."""
-    return next((effect.message for effect in effects if isinstance(effect, Send)), None)
+    """What is said first once the record of this list is written."""
+    behind = dropwhile(lambda effect: not isinstance(effect, Persist), effects)
+    return next((effect.message for effect in behind if isinstance(effect, Send)), None)
 
 
 def _with_hint(error: StoreError) -> str:

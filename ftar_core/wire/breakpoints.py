@@ -40,10 +40,23 @@ RANK_POINTS = {
 }
 
 
-def kebab(message: type | object) -> str:
+def kebab(message: type) -> str:
     """NewEpoch -> new-epoch"""
-    name = message.__name__ if isinstance(message, type) else type(message).__name__
-    return "".join("-" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))
+    return "".join("-" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(message.__name__))
+
+
+def names_of(message: messages.Message) -> tuple[str, ...]:
+    """What a message is called in a point: by its type, and a commit that says more also by that."""
+    name = kebab(type(message))
+    if isinstance(message, messages.Commit):
+        if message.next is not None:
+            return name, COMMIT_NEXT
+        if message.last:
+            return name, COMMIT_LAST
+    return (name,)
+
+
+COMMIT_NEXT, COMMIT_LAST = "commit-next", "commit-last"  # with a new membership; of the job's last step
 
 
 _SENT = (
@@ -68,7 +81,7 @@ _HEARD = (
     messages.Leaving,
     messages.OpRequest,
 )
-SENT = tuple(kebab(m) for m in _SENT)
+SENT = (*(kebab(m) for m in _SENT), COMMIT_NEXT, COMMIT_LAST)
 HEARD = tuple(kebab(m) for m in _HEARD)
 # With the name of the message (the first one behind the record that goes with it), or without for any.
 COORDINATOR_POINTS = {

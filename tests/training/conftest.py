@@ -55,13 +55,16 @@ class Job:
         self._everything: list[BaseProcess] = []
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._arguments: list[str] = []
+        self._inside: list[str] = []  # a command that enters a network namespace
         for name, token in (("token", TOKEN), ("operator", OPERATOR_TOKEN)):
             (path / name).write_text(token)
             (path / name).chmod(0o600)
 
     # --- processes
 
-    def coordinator(self, *, replicas: int, min_replicas: int = 1, options: tuple[str, ...] = ()) -> None:
+    def coordinator(
+        self, *, replicas: int, min_replicas: int = 1, options: tuple[str, ...] = (), breakpoints: str = ""
+    ) -> None:
         self._arguments = [
             *("--job", "t", "--replicas", str(replicas), "--min-replicas", str(min_replicas)),
             *("--profile", "lab", "--evict-after", "5s", "--suspect-after", "3s", "--recovery-wait", "20s"),
@@ -69,19 +72,21 @@ class Job:
             *("--operator-token-file", str(self.path / "operator")),
             *options,
         ]
-        self.restart_coordinator()
+        self.restart_coordinator(breakpoints)
 
-    def restart_coordinator(self) -> None:
+    def restart_coordinator(self, breakpoints: str = "") -> None:
         port_file = self.path / "port"
         port_file.unlink(missing_ok=True)
         with (self.path / "coordinator.log").open("ab") as log:
             self._coordinator = subprocess.Popen(
                 [
+                    *self._inside,
                     *(sys.executable, "-m", "ftar_core.coordinator", *self._arguments),
                     *("--listen", f"127.0.0.1:{self.port}", "--port-file", str(port_file)),
                 ],
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **({"FTAR_BREAKPOINTS": breakpoints} if breakpoints else {})},
             )
         until(lambda: port_file.exists() and port_file.read_text().strip(), self.logs)
         self.port = int(port_file.read_text())
@@ -90,6 +95,10 @@ class Job:
         assert self._coordinator is not None
         self._coordinator.kill()
         self._coordinator.wait()
+
+    def coordinator_ended(self) -> int | None:
+        assert self._coordinator is not None
+        return self._coordinator.poll()
 
     def coordinator_exit(self) -> int:
         assert self._coordinator is not None

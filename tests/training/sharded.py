@@ -21,7 +21,7 @@ import ftar_core
 from ftar_core.native import core
 from ftar_core.training.options import TrainingOptions
 
-from .trainer import FEATURES, SAMPLES, as_rank, data
+from .trainer import FEATURES, SAMPLES, as_rank, data, note_turn
 
 MAX_NORM = 0.5
 
@@ -41,6 +41,7 @@ class ShardedRecipe:
     nan_at: int = 0  # the loss of rank 1 is not finite at this step
     fail_update_at: int = 0
     sharded: bool = True
+    turns: Path | None = None  # where each turn of the loop writes its process and step
 
 
 def model_of(width: int) -> nn.Sequential:
@@ -86,6 +87,7 @@ def train(recipe: ShardedRecipe) -> None:
         began = time.monotonic()
         if int(os.environ["RANK"]) == recipe.odd_weight_on and session.current_step == 3:
             session.weight = 2.0
+        note_turn(recipe.turns, session)
         loss = (model(inputs[indices]) - targets[indices]).square().mean()
         if session.current_step == recipe.nan_at and int(os.environ["RANK"]) == 1:
             loss = loss * float("nan")

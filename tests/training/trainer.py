@@ -26,6 +26,7 @@ from ftar_core.training.options import TrainingOptions
 
 SAMPLES = 512
 FEATURES = 8
+CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class Recipe:
     clock_jumps: bool = False  # time.time() is an hour before or behind at every call
     troubles: tuple[Trouble, ...] = ()
     counts_calls: bool = False  # the model changes a buffer in forward
+    turns: Path | None = None  # where each turn of the loop writes its process and step
+    chunk_bytes: int = 0  # of the ring; 0: the default
+    patient: bool = False  # a busy machine is no dead rail
+    namespace: str = ""  # network namespace to enter, a path
 
 
 def model_of(width: int, seed: int) -> nn.Sequential:
@@ -93,6 +98,21 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, inputs @ torch.linspace(-1, 1, FEATURES)[:, None]
 
 
+def enter_namespace(path: str) -> None:
+    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    os.close(namespace)
+
+
+def note_turn(file: Path | None, session: ftar_core.Session) -> None:
+    """One write a line: a process may be killed anywhere."""
+    if file is not None and not session.warming_up:
+        with file.open("a") as out:
+            out.write(f"{os.getpid()} {session.current_step}\n")
+
+
 def as_rank(environment: dict[str, str], log_file: Path, work: Callable[[], None]) -> None:
     """Turn this child into a rank: its output to the log, its environment, one clear line for an error of ours."""
     with log_file.open("ab", buffering=0) as log:
@@ -109,6 +129,8 @@ def as_rank(environment: dict[str, str], log_file: Path, work: Callable[[], None
 
 
 def run(recipe: Recipe) -> None:
+    if recipe.namespace:
+        enter_namespace(recipe.namespace)
     as_rank(recipe.environment, recipe.log, partial(train, recipe))
 
 
@@ -130,6 +152,10 @@ def train(recipe: Recipe) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=recipe.momentum)
     links = core.Options()
     links.hold_down_ms = 20
+    if recipe.chunk_bytes:
+        links.chunk_bytes = recipe.chunk_bytes
+    if recipe.patient:
+        links.heartbeat_misses, links.unreachable_ms = 40, 2000
 
     def update() -> None:
         if session.current_step == recipe.fail_update_at:
@@ -151,6 +177,7 @@ def train(recipe: Recipe) -> None:
                 trouble.happen(session)
         if session.current_step == recipe.stop_loop_at:
             break
+        note_turn(recipe.turns, session)
         loss = (body(inputs[indices]) - targets[indices]).square().mean()
         if session.current_step == recipe.odd_sample_nan_at:
             loss = loss * float("nan")
