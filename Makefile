@@ -46,6 +46,7 @@ test: setup
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
 
 # The long tests, which `make test` leaves out
+# SOAK_SECONDS (1200) for the storms over a lab, SOAK_SEED to repeat one
 soak: setup
 	@.venv/bin/python -m pytest -m soak $(PYTEST_ARGS)
 

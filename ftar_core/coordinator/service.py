@@ -193,7 +193,7 @@ class Service:
         for effect in effects:
             match effect:
                 case Persist(record):
-                    self._passes("before-record", _message_behind(effects))
+                    self._passes("before-record", effects)
                     try:
                         self._store.write(record)
                     except (FencedError, StoreUnknown) as error:
@@ -203,7 +203,7 @@ class Service:
                         log.error("%s", _with_hint(error))
                         self._queue.appendleft(RecordFailed(_with_hint(error)))  # before all that happened meanwhile
                         return
-                    self._passes("after-record", _message_behind(effects))
+                    self._passes("after-record", effects)
                 case Send(conn, message):
                     self._passes("before-send", message)
                     self._send(conn, message)
@@ -226,9 +226,10 @@ class Service:
         except StoreError as error:
             log.error("%s", _with_hint(error))
 
-    def _passes(self, point: str, message: Message | None) -> None:
+    def _passes(self, point: str, what: Message | Sequence[CoordinatorEffect]) -> None:
         if breakpoints.armed is None:
             return
+        message = what if isinstance(what, Message) else _message_behind(what)
         self._step = max(self._step, getattr(message, "step", 0))
         breakpoints.passes(point, self._step)
         for name in names_of(message) if message is not None else ():

@@ -55,7 +55,7 @@ class Job:
         self._everything: list[BaseProcess] = []
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._arguments: list[str] = []
-        self._inside: list[str] = []  # a command that enters a network namespace
+        self.inside: list[str] = []  # a command that enters a network namespace
         for name, token in (("token", TOKEN), ("operator", OPERATOR_TOKEN)):
             (path / name).write_text(token)
             (path / name).chmod(0o600)
@@ -80,7 +80,7 @@ class Job:
         with (self.path / "coordinator.log").open("ab") as log:
             self._coordinator = subprocess.Popen(
                 [
-                    *self._inside,
+                    *self.inside,
                     *(sys.executable, "-m", "ftar_core.coordinator", *self._arguments),
                     *("--listen", f"127.0.0.1:{self.port}", "--port-file", str(port_file)),
                 ],

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import judge
+
 from ftar_core.errors import FtarError
 
-from . import judge
 from .conftest import Job
+from .network import Network, entered
 
 DEADLINE_S = 90.0
 STARTS_AGAIN = {75, 1}  # exit codes after which a supervisor starts a replica again, and a signal's
 DRAINED = 76
+WITHOUT = 20  # steps that the others make before a cut is mended
 AFTERWARDS = 5  # steps that all must make together once the failure is over
 
 
@@ -34,6 +38,7 @@ class Failure:
     team: bool = False  # replicas of two ranks
     stops: str = ""  # the job ends, and its coordinator says this
     request: tuple[str, str] = ("", "")  # of an operator at step 5: drain, evict, rejoin; a replica
+    cut: tuple[int, int] | None = None  # replicas that do not reach each other from step 5 on, for WITHOUT steps
     deaths: int = 0  # of replicas, if that cannot be counted from the above
     options: tuple[str, ...] = ()  # of the coordinator
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -54,10 +59,20 @@ class Supervised:
         self.blow = 0.0  # CLOCK_MONOTONIC seconds of the last thing that happened
         self._killed = False
         self._asked = not failure.request[0]
+        self.network = Network() if failure.cut else None
+        self._cut_at = 0  # the step
+        self._mended = self.network is None
         self._frozen = {name for name, text in failure.ranks.items() if "action=stop" in text}
+
+    def close(self) -> None:
+        self.job.close()
+        if self.network is not None:
+            self.network.close()
 
     def begin(self) -> None:
         failure = self.failure
+        if self.network is not None:
+            self.job.inside = self.network.inside
         detection = ("--suspect-after", "4s", "--evict-after", "8s")  # a busy machine is no dead replica
         self.job.coordinator(
             replicas=failure.replicas,
@@ -73,12 +88,17 @@ class Supervised:
         self.blow = time.monotonic()
         breakpoints = {1: self.failure.ranks, 2: self.failure.later}.get(self.lives[name], {}).get(name, "")
         environment = {"FTAR_BREAKPOINTS": breakpoints} if breakpoints else {}
+        namespace = ""
+        if self.network is not None:
+            environment["FTAR_RAILS"] = self.network.rails(self.names.index(name))
+            namespace = self.network.path
         turns = self.job.path / f"{name}.turns"
         if self.failure.team:
             options = {"step_ms": 40.0, **self.failure.recipe}
             self.job.start_team(name, environment=environment, steps=0, turns=turns, **options)
         else:
             options = {"step_ms": 30.0, "patient": True, "chunk_bytes": 1024, "width": 400, **self.failure.recipe}
+            options["namespace"] = namespace
             self.job.start(name, environment=environment, steps=0, turns=turns, **options)
 
     def processes(self, name: str) -> list[str]:
@@ -112,17 +132,38 @@ class Supervised:
                     assert any(code in STARTS_AGAIN or (code or 0) < 0 for code in codes), (codes, self.job.logs())
                 if self.stopped is None:
                     self.start(name)
+        if not self._mended:
+            self._cut_or_mend()
         for name in list(self._frozen):
             self._thaw(name)
 
     def _ask(self, op: str, name: str) -> None:
         """What an operator does who is sent away by a coordinator that dies: ask again."""
         try:
-            with self.job.operator() as operator:
-                self._asked = operator.request(op, replica=name, reason="test").code in ("ok", "conflict")
-                self.blow = time.monotonic()
+            self._asked = self.request(op, name) in ("ok", "conflict")
+            self.blow = time.monotonic()
         except (OSError, FtarError):
             self._asked = False
+
+    def request(self, op: str, name: str = "") -> str:
+        with entered(self.network.path) if self.network is not None else nullcontext():
+            with self.job.operator() as operator:
+                return operator.request(op, replica=name, reason="test").code
+
+    def _cut_or_mend(self) -> None:
+        assert self.network is not None
+        assert self.failure.cut is not None
+        if not self._cut_at and self._step() >= 5:
+            self.network.cut(*self.failure.cut)
+            self._cut_at = self._step()
+        elif self._cut_at:
+            alone = [
+                s for n in self.names for s in self.job.lines(n, "step") if len(s["contributors"]) < len(self.names)
+            ]
+            if max((s["step"] for s in alone), default=0) >= self._cut_at + WITHOUT:
+                self.network.mend()
+                self._mended = True
+                self.blow = time.monotonic()
 
     def _thaw(self, name: str) -> None:
         """A frozen replica wakes up when the others have gone on without it."""
@@ -147,7 +188,7 @@ class Supervised:
             time.sleep(0.02)
 
     def settled(self) -> bool:
-        return self._asked and not self._frozen
+        return self._asked and not self._frozen and self._mended
 
     def all_contribute(self) -> bool:
         """Every replica has committed AFTERWARDS steps in its present life since the last blow, all together."""
@@ -163,8 +204,7 @@ class Supervised:
         return True
 
     def finish(self) -> None:
-        with self.job.operator() as operator:
-            assert operator.request("finish", reason="test").code == "ok"
+        assert self.request("finish") == "ok"
         self.until(lambda: self.stopped is not None, "the coordinator ends")
         for name in self.names:
             for process in self.processes(name):
@@ -185,6 +225,15 @@ class Supervised:
 
 def run_failure(job: Job, failure: Failure) -> Supervised:
     supervised = Supervised(job, failure)
+    try:
+        _run(supervised)
+    finally:
+        supervised.close()
+    return supervised
+
+
+def _run(supervised: Supervised) -> None:
+    job, failure = supervised.job, supervised.failure
     supervised.begin()
     if failure.stops:
         supervised.until(lambda: supervised.stopped is not None, "the job stops")
@@ -205,4 +254,3 @@ def run_failure(job: Job, failure: Failure) -> Supervised:
         supervised.finish()
     problems = supervised.verdict()
     assert not problems, (problems, supervised.deaths, job.logs())
-    return supervised

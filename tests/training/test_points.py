@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 
 from .conftest import Job
 from .failures import Failure, run_failure
 
+TOOLS = ("unshare", "nsenter", "ip", "nft")
+needs_network = pytest.mark.skipif(
+    os.geteuid() != 0 or any(shutil.which(tool) is None for tool in TOOLS),
+    reason="a network of its own needs root, iproute2, util-linux and nftables",
+)
 RANK_DIES_AT = (
     "forward",
     "backward,bucket=1",
@@ -139,9 +147,8 @@ COORDINATOR = [
     ),
     Failure(
         "one that has the commit dies, and the coordinator that has told nobody else",
-        {f"r{i}": "commit-received,step=12" for i in range(3)},
+        {"r0": "commit-received,step=12"},
         coordinator="after-send:commit,step=12",
-        deaths=1,
     ),
     Failure(
         "the coordinator dies behind the record of a loss, and one that it kept dies before it is back",
@@ -168,6 +175,17 @@ RAISED = [
     for p in ("forward", "reduced", "commit-received", "update", "updated", "epoch")
 ]
 FAILURES = [*ONE_REPLICA, *SEVERAL_REPLICAS, *JOINS, *COORDINATOR, *FROZEN, *RAISED, *RANKS]
+
+
+@needs_network
+@pytest.mark.soak
+@pytest.mark.parametrize("cut", [(0, 1), (1, 2), (0, 2)])
+def test_two_that_do_not_reach_each_other_but_the_coordinator(job: Job, cut: tuple[int, int]) -> None:
+    """One of them goes, the others make their steps meanwhile, and it comes back when the network is mended."""
+    options = ("--max-evictions", "0")
+    supervised = run_failure(job, Failure("cut", cut=cut, options=options))
+    assert supervised.lives[f"r{3 - sum(cut)}"] == 1, "the one that everybody reached was left alone"
+    assert "unreachable" in (job.path / "coordinator.log").read_text()
 
 
 @pytest.mark.parametrize(

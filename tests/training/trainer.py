@@ -5,7 +5,6 @@ Runs in a child of multiprocessing's fork server, which has torch imported alrea
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import sys
@@ -24,9 +23,10 @@ import ftar_core
 from ftar_core.native import core
 from ftar_core.training.options import TrainingOptions
 
+from .network import enter_namespace
+
 SAMPLES = 512
 FEATURES = 8
-CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,6 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
     return inputs, inputs @ torch.linspace(-1, 1, FEATURES)[:, None]
-
-
-def enter_namespace(path: str) -> None:
-    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    os.close(namespace)
 
 
 def note_turn(file: Path | None, session: ftar_core.Session) -> None:
