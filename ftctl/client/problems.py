@@ -132,8 +132,21 @@ def _of_job(job: JobState) -> Iterator[Problem]:
         yield Problem(thing, f"holds: {reason}", _action(job, waiting) if waiting else "", Urgency.JOB)
     elif job.state == "recovering":
         yield Problem(thing, f"recovering: {job.reason}" if job.reason else "recovering", "", Urgency.EXPECTED)
+    elif job.state == "running" and _lacks_spares(job):
+        ready = sum(replica.state == "spare" for replica in job.replicas)
+        yield Problem(
+            thing,
+            f"{ready} of {job.spares_wanted} hot spares are ready: with the next losses fewer will contribute",
+            "start as many replicas more, under names of their own",
+            Urgency.REPLICA,
+        )
     elif job.state == "running" and job.reason:  # it trains, but the next loss will find the coordinator unable to act
         yield Problem(thing, job.reason, f"ftctl events --since 10m   # since when, on job {job.name}", Urgency.JOB)
+
+
+def _lacks_spares(job: JobState) -> bool:
+    """Nobody has ever been started for them: what is only away has a problem, or a way back, of its own."""
+    return len(job.replicas) < job.replicas_wanted + job.spares_wanted
 
 
 # state -> (urgency, what to do). The words are those of ARCHITECTURE.md; a state that is not here is unknown to this

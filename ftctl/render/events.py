@@ -11,7 +11,7 @@ from ftctl.client.agent import printable
 from ftctl.render.document import Document
 from ftctl.render.tables import BAD, FAINT, GOOD, PASSING
 
-_GOOD_WORDS = ("joined", "up", "reverted", "contributing", "started", "running", "finished", "committed")
+_GOOD_WORDS = ("joined", "promoted", "up", "reverted", "contributing", "started", "running", "finished", "committed")
 _BAD_WORDS = ("lost", "stuck", "evicted", "failed", "hung", "unreachable", "stopped", "diverged")
 
 

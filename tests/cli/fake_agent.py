@@ -69,6 +69,8 @@ class FakeJob:
     state: str = "running"
     reason: str = ""
     min_replicas: int = 2
+    replicas_wanted: int = 0  # all, if not said
+    spares_wanted: int = 0
     stalls: list[m.StallState] = field(default_factory=list)
     events: list[m.EventRecord] = field(default_factory=list)
     actions: list[tuple[str, str, m.ReplicaAction]] = field(default_factory=list)
@@ -83,7 +85,8 @@ class FakeJob:
             term=1,
             epoch=7,
             contributors=contributors,
-            replicas_wanted=len(self.replicas),
+            replicas_wanted=self.replicas_wanted or len(self.replicas),
+            spares_wanted=self.spares_wanted,
             min_replicas=self.min_replicas,
             replicas=list(self.replicas.values()),
             stalls=self.stalls,

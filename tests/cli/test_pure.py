@@ -193,6 +193,20 @@ def test_contributing_and_spare_are_no_problems(healthy: FakeCluster) -> None:
     assert find(snapshot(healthy)) == []
 
 
+def test_spares_that_were_never_started_are_a_problem_and_a_returning_one_is_waited_for_as_such(
+    healthy: FakeCluster,
+) -> None:
+    job = job_of(healthy)
+    job.replicas_wanted, job.spares_wanted, job.min_replicas = len(job.replicas), 1, 1
+    (problem,) = find(snapshot(healthy))
+    assert problem.reason == "0 of 1 hot spares are ready: with the next losses fewer will contribute"
+    job.replicas["r9"] = replica("r9", "node1", "fetching")
+    (problem,) = find(snapshot(healthy))
+    assert problem.action == "ftctl wait replica r9 --for spare"
+    job.replicas["r9"] = replica("r9", "node1", "spare")
+    assert find(snapshot(healthy)) == []
+
+
 def test_an_evicted_replica_that_is_being_restarted_needs_no_hands(healthy: FakeCluster) -> None:
     job_of(healthy).replicas["r1"] = replica("r1", "node1", "evicted")
     healthy["node1"].processes = [m.ProcessView(replica="r1", rank=0, pid=None, state="backoff", next_start_s=1.0)]

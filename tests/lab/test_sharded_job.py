@@ -24,12 +24,19 @@ from .test_whole_job import REPLICAS, User
 pytestmark = [needs_namespaces, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
+LATE_STEPS = 1  # on a busy machine a spare may be late for the commit that waits for it
+
+
 @pytest.fixture
 def user() -> Iterator[User]:
+    yield from _lab()
+
+
+def _lab(*more: str, steps: int = 400) -> Iterator[User]:
     before = machine()
     somebody = User(Path(tempfile.mkdtemp(prefix="ftctl-test-")))
     try:
-        somebody.does("lab", "up", "--ranks", "2", "--step-ms", "200", "--seed", "7", "--steps", "400")
+        somebody.does("lab", "up", "--ranks", "2", "--step-ms", "200", "--seed", "7", "--steps", str(steps), *more)
         uuid = somebody.lab.manifest.uuid
         yield somebody
         somebody.does("lab", "down")
@@ -74,3 +81,41 @@ def test_replicas_of_several_ranks_live_and_die_whole_and_end_with_the_same_shar
     assert len(shards) == 2, "each rank holds another shard"
     numbers = [line.step for line in journals["r0"].of_kind("step")]
     assert numbers == list(range(1, 401)), "r0 saw every step once"
+
+
+@pytest.fixture
+def spared() -> Iterator[User]:
+    yield from _lab("--spares", "1", steps=900)
+
+
+def contributors(user: User) -> list[str]:
+    return list(user.sees()["job"]["contributors"])
+
+
+def test_a_hot_spare_of_two_ranks_takes_the_place_of_whatever_leaves(spared: User) -> None:
+    user = spared
+    (spare,), (first, second, third) = user.sees()["job"]["spares"], contributors(user)
+    assert {spare, first, second, third} == {*REPLICAS, "r3"}
+    user.does("wait", "replica", spare, "--for", "spare", "--timeout", "10s")
+    assert "hot spare" in user.does("why", "replica", spare)
+    user.does("drain", "replica", second, "--reason", "test", "--wait")
+    assert contributors(user) == [first, spare, third]
+    assert f"promoted into slot 1 because {second} was drained" in user.does("why", "replica", spare)
+    user.does("rejoin", "replica", second, "--wait")
+    assert user.sees()["job"]["spares"] == [second]
+    user.does("evict", "replica", third, "--reason", "test", "--yes")
+    user.does("wait", "replica", second, "--for", "contributing", "--timeout", "30s")
+    assert contributors(user) == [first, spare, second]
+    user.does("wait", "replica", third, "--for", "spare", "--timeout", "90s")
+    os.kill(pids(user, first)[1], signal.SIGKILL)
+    user.does("wait", "replica", third, "--for", "contributing", "--timeout", "30s")
+    user.does("wait", "replica", first, "--for", "spare", "--timeout", "90s")
+    last = [third, spare, second]
+    assert contributors(user) == last
+    eventually(lambda: user.sees()["job"]["state"] == "finished", "the job does not end", 400)
+    journals, of_rank1 = read_all(user.paths.journal), read_all(user.paths.journal / "ranks")
+    for ends in ([journals[name] for name in last], [of_rank1[f"{name}.1"] for name in last]):
+        eventually(lambda ends=ends: all(not j.last_life_runs() for j in ends), "a rank did not end", 30)  # type: ignore[misc]
+        assert len({(e.step, e.params_digest) for e in (j.of_kind("end")[-1] for j in ends)}) == 1
+    seen = [line.step for line in journals[spare].of_kind("step") if len(line.contributors) < 3]
+    assert len(seen) <= 2 * (1 + LATE_STEPS), f"the eviction and the kill cost a step each: {seen}"

@@ -94,6 +94,17 @@ def test_a_drain_that_min_replicas_would_forbid_is_allowed_if_a_spare_is_there()
     assert hand.world.server.operate("drain", "b").code == "refused", "no spare is left"
 
 
+def test_two_drains_with_one_spare_leave_together_and_the_spare_comes() -> None:
+    hand = with_spares(min_replicas=2)
+    hand.world.server.operate("drain", "b")
+    hand.world.server.operate("drain", "c")
+    hand.pump()
+    run_steps(hand, 2)
+    assert [names_of(hand, step) for step in (3, 4)] == ["abc", "ad"]
+    assert slots(hand) == {"a": 0, "d": 1}
+    assert [batch for _, _, batch in sorted(hand.world.truth.committed[4])] == [9, 10]
+
+
 def test_a_drain_does_not_wait_for_ever_for_a_spare_that_cannot_be_reached() -> None:
     hand = with_spares()
     hand.frozen = {"d"}
