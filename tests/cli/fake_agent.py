@@ -71,6 +71,7 @@ class FakeJob:
     min_replicas: int = 2
     replicas_wanted: int = 0  # all, if not said
     spares_wanted: int = 0
+    after_rejoin: str = "starting"
     stalls: list[m.StallState] = field(default_factory=list)
     events: list[m.EventRecord] = field(default_factory=list)
     actions: list[tuple[str, str, m.ReplicaAction]] = field(default_factory=list)
@@ -396,7 +397,7 @@ class FakeAgent:
             raise refuse("refused", f"replica {name}", "min-replicas would not be kept", "--force overrides")
         job.actions.append((self.name, verb, request))
         if not request.dry_run:
-            after = {"drain": "drained", "evict": "evicted", "rejoin": "starting"}[verb]
+            after = {"drain": "drained", "evict": "evicted", "rejoin": job.after_rejoin}[verb]
             job.set(name, after, reason=request.reason)
         return m.ActionAnswer(code="ok", text=f"{verb} of {name} accepted")
 

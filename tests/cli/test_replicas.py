@@ -29,6 +29,20 @@ def test_drain_then_rejoin_by_the_agent_that_supervises_it(ftctl: Run, cluster: 
     assert [(node, verb) for node, verb, _ in job_of(cluster).actions] == [("node1", "drain"), ("node1", "rejoin")]
 
 
+def test_a_rejoin_is_complete_when_the_replica_is_the_new_spare(ftctl: Run, cluster: FakeCluster) -> None:
+    job = job_of(cluster)
+    job.min_replicas, job.spares_wanted, job.replicas_wanted = 1, 1, len(job.replicas) - 1
+    job.set("r1", "drained")
+    late = ftctl("rejoin", "replica", "r1", "--wait", "--wait-timeout", "0.3s")
+    assert late.code == 1
+    assert "it is starting" in late.err
+    job.after_rejoin = "spare"
+    back = ftctl("rejoin", "replica", "r1", "--wait", "--wait-timeout", "5s")
+    assert back.code == 0, back.err
+    assert "r1: spare" in back.err
+    assert "spares r1 (1 of 1)" in ftctl("status").out
+
+
 def test_drain_goes_through_another_agent_when_its_own_is_dead_but_rejoin_cannot(
     ftctl: Run, cluster: FakeCluster
 ) -> None:
