@@ -82,7 +82,8 @@ def _nic(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
     if nic is None:
         return Refusal("unknown-nic", f"{limits.node} has no network device {wish.nic}", f"rails here: {rails}")
     if wish.nic == limits.management_nic:
-        return Refusal("refused", f"{wish.nic} is the management NIC: the node could not be reached any more")
+        reason = f"{wish.nic} is the management NIC: the node could not be reached any more"
+        return Refusal("refused", reason, f"rails here: {rails}")
     if wish.nic not in limits.rails:
         reason = f"{wish.nic} is not declared as a rail"
         return Refusal("refused", reason, f"rails here: {rails}; to add one: `rails` in the agent's configuration")

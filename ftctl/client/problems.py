@@ -10,7 +10,7 @@ The list is ordered by what needs hands first; `recommend` is its first entry th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from agents.api.models import FaultState, FaultView, Health, JobState, NicView, NodeView, ReplicaState
@@ -86,7 +86,14 @@ def find(snapshot: Snapshot) -> list[Problem]:
 
 
 def recommend(problems: list[Problem]) -> Problem | None:
-    return next((problem for problem in problems if problem.action), None)
+    """The first problem that something can be done about. Several injected faults are one thing to do."""
+    first = next((problem for problem in problems if problem.action), None)
+    if first is None or not first.expected:
+        return first
+    reverts = {p.action: p.object for p in problems if p.expected and p.action.startswith("ftctl revert ")}
+    if len(reverts) < 2 or first.action not in reverts:
+        return first
+    return replace(first, object=", ".join(reverts.values()), action="ftctl revert --all")
 
 
 def verdict(problems: list[Problem]) -> ExitCode:

@@ -85,6 +85,8 @@ def events(
     else:
         for event in found:
             show(event)
+        if not found and not errors:
+            world.say(f"no events since {since} ago" if since is not None else "no events yet")
     for problem in errors:
         world.say(f"error: {problem}")
     return most_urgent(problem.code for problem in errors)

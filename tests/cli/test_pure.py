@@ -12,7 +12,7 @@ from rich.console import Console
 from agents.api import models as m
 from ftctl import durations, hostlist
 from ftctl.client.cluster import NodeAnswer, Snapshot, short_name
-from ftctl.client.problems import find, recommend, verdict
+from ftctl.client.problems import Problem, Urgency, find, recommend, verdict
 from ftctl.errors import AgentUnreachable, CliError, UsageProblem
 from ftctl.exit_codes import ExitCode, most_urgent
 from ftctl.render.tables import show as show_parts
@@ -228,6 +228,18 @@ def test_below_min_replicas_the_job_itself_is_the_problem(healthy: FakeCluster) 
     assert "1 of at least 2" in problems[0].reason
     assert recommend(problems) == problems[0]
     assert problems[0].action == "ftctl rejoin replica r1"
+
+
+def test_several_injected_faults_are_taken_back_by_one_command() -> None:
+    def fault(number: int) -> Problem:
+        return Problem(f"node0/rail{number}", "DOWN: injected", f"ftctl revert f{number}", Urgency.EXPECTED)
+
+    assert recommend([fault(0)]) == fault(0)
+    both = recommend([fault(0), fault(1)])
+    assert both is not None
+    assert (both.action, both.object) == ("ftctl revert --all", "node0/rail0, node0/rail1")
+    lost = Problem("r1", "lost", "ftctl rejoin replica r1", Urgency.REPLICA)
+    assert recommend([lost, fault(0), fault(1)]) == lost
 
 
 def test_a_job_that_trains_with_a_trouble_is_not_healthy(healthy: FakeCluster) -> None:
