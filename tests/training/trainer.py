@@ -5,6 +5,7 @@ Runs in a child of multiprocessing's fork server, which has torch imported alrea
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
