@@ -20,6 +20,7 @@ from pathlib import Path
 
 from agents import tokens
 from agents.events import EventLog
+from agents.evidence import Evidence
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
 from agents.host.sysfs import Sysfs
@@ -39,6 +40,7 @@ from agents.monitors.poller import Poller
 from agents.monitors.processes import ProcessMonitor
 from agents.node import Parts
 from agents.recovery.errors import SupervisionError
+from agents.recovery.hangwatch import HangWatch
 from agents.recovery.ranks import RankRegistry
 from agents.recovery.supervisor import Supervisor
 from agents.replicas import ReplicaActions
@@ -153,6 +155,11 @@ class _Daemon:
         self._gpus = GpuMonitor(settings.nvml_deadline_s)
         self._links = LinkPoller(parts, settings.poll_s, emit)
         relay = JobRelay(settings.coordinator)
+        evidence = Evidence(parts)
+        grace_s = settings.supervision.grace_s
+        self._hangs = HangWatch(
+            parts, evidence, relay, directory=settings.state_dir / "evidence", grace_s=grace_s, emit=emit
+        )
         self._agent = Agent(
             settings=settings,
             faults=faults,
@@ -163,7 +170,8 @@ class _Daemon:
             gpus=self._gpus,
             links=self._links,
             relay=relay,
-            replicas=ReplicaActions(relay, self._supervisor, settings.supervision.grace_s),
+            replicas=ReplicaActions(relay, self._supervisor, grace_s),
+            evidence=evidence,
             kennel=self._kennel,
             pid=os.getpid(),
         )
@@ -186,6 +194,8 @@ class _Daemon:
             self._events.emit("agent.started", node, f"pid {os.getpid()}, listens on {where}")
             if self._agent.settings.watch_links:
                 self._links.start()
+            if self._agent.settings.coordinator is not None and self._registry is not None:
+                self._hangs.start()
             asyncio.run(self._serve())
         finally:
             left = self._close(stop_replicas=stop_replicas)
@@ -220,6 +230,7 @@ class _Daemon:
         left = [f"{entry.id} on {entry.target} ({entry.detail})" for entry in self._injector.close()]
         if not left:
             self._kennel.close()
+        self._hangs.close()
         self._poller.close()
         self._gpus.close()
         self._links.close()

@@ -21,7 +21,7 @@ from ftar_core.wire.tokens import read_token
 
 TIMEOUT_S = 2.5  # below the 3 s that ftctl gives an agent, so that the sentence about the coordinator arrives
 CONNECTIONS = 16
-READS = ("status", "events")
+READS = ("status", "events", "hangs")
 # OpReply.code -> code of the published contract
 CODES = {"refused": "refused", "unknown": "unknown-replica", "conflict": "conflict", "failed": "failed"}
 

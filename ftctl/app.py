@@ -33,6 +33,7 @@ COMMANDS: dict[str, Lazy] = {
     "status": Lazy("ftctl.commands.status", "Show nodes, rails, replicas, stalls, faults, and what to do next."),
     "why": Lazy("ftctl.commands.why", "Explain why something is in its state."),
     "ranks": Lazy("ftctl.commands.ranks", "Show the processes of the replicas, their links and their logs."),
+    "dump": Lazy("ftctl.commands.dump", "Show what processes are doing: the stacks of all their threads."),
     "links": Lazy(
         "ftctl.commands.links",
         "Show the links of all processes, rail by rail: training ranks, and those that only run NCCL.",

@@ -21,6 +21,7 @@ Every error, whatever the status, is an ErrorBody. `Authorization: Bearer TOKEN`
 | POST /v1/job/replicas/{r}/drain, evict, rejoin | operator | ReplicaAction | ActionAnswer |
 | POST /v1/job/force-quorum, finish | operator | CoordinatorAction | ActionAnswer |
 | POST /v1/replicas/{r}/start, stop, restart | operator | SupervisionAction | ActionAnswer |
+| POST /v1/replicas/{r}/stacks | operator | StacksRequest (evidence.py) | StacksAnswer |
 | GET /metrics | viewer | | Prometheus text |
 | GET /openapi.json | viewer | | OpenAPI 3.1 |
 """

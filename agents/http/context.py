@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from agents.api.models import JobState
 from agents.events import EventLog
+from agents.evidence import Evidence
 from agents.host.errors import HostError
 from agents.injection.kennel import Kennel
 from agents.job import JobRelay
@@ -103,10 +104,12 @@ class Agent:
     links: LinkPoller
     relay: JobRelay
     replicas: ReplicaActions
+    evidence: Evidence
     kennel: Kennel
     pid: int
     started_at: float = field(default_factory=time.monotonic)
     fault_pool: Pool = field(default_factory=lambda: Pool("faults", 18.0))
+    evidence_pool: Pool = field(default_factory=lambda: Pool("evidence", 15.0))
     job_reads: SharedRead[JobState] = field(default_factory=SharedRead)
     job_pool: Pool = field(default_factory=lambda: Pool("job", 10.0))
 
@@ -120,4 +123,5 @@ class Agent:
     def close(self) -> None:
         self.fault_pool.close()
         self.job_pool.close()
+        self.evidence_pool.close()
         self.relay.close()

@@ -25,7 +25,7 @@ from agents.api.models import LinkView, RankView
 from agents.recovery.errors import SupervisionUnavailable
 from agents.recovery.sockets import PATH_LIMIT, listen_unix, peer
 from ftar_core.errors import WireError
-from ftar_core.wire.agentlink import FromRank, RankRegister, RankReport, from_rank
+from ftar_core.wire.agentlink import FromRank, RankRegister, RankReport, StackWay, from_rank
 from ftar_core.wire.codec import FrameParser
 from ftar_core.wire.ids import valid_name
 
@@ -103,6 +103,12 @@ class RankRegistry:
         with self._lock:
             ranks = [(key, rank) for key, rank in self._ranks.items() if not _forgotten(rank, now)]
         return [self._view(rank, now) for _, rank in sorted(ranks, key=lambda item: item[0])]
+
+    def ways(self, replica: str) -> list[tuple[int, int, StackWay | None]]:
+        """Its connected ranks: (rank, pid, how to ask for its stacks)."""
+        with self._lock:
+            found = [r for r in self._ranks.values() if r.register.replica == replica and r.gone_s is None]
+            return sorted((r.register.rank, r.pid, r.register.stacks) for r in found)
 
     def _view(self, rank: _Rank, now: float) -> RankView:
         register, report = rank.register, rank.report

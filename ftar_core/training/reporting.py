@@ -11,6 +11,7 @@ import msgspec
 
 from ftar_core.runtime.agentlink import AgentLink
 from ftar_core.runtime.settings import Settings
+from ftar_core.runtime.stacks import StackWriter
 from ftar_core.wire.agentlink import LinkReport, RankRegister, RankReport
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ class Reporter:
     def __init__(self, settings: Settings, links: Callable[[], list[LinkStat]]) -> None:
         self._links = links
         self._lock = threading.Lock()
+        self._stacks = StackWriter() if settings.agent is not None else None
+        if self._stacks is not None:
+            self._stacks.start()
         self._report = RankReport(state="starting", step=0, term=0, epoch=0, contributors=(), links=())
         register = RankRegister(
             job=settings.job,
@@ -30,6 +34,7 @@ class Reporter:
             rank=settings.rank,
             pid=os.getpid(),
             rails=tuple(rail.name for rail in settings.rails),
+            stacks=self._stacks.way if self._stacks is not None else None,
         )
         self._link = AgentLink(settings.agent, register) if settings.agent is not None else None
 
@@ -75,6 +80,8 @@ class Reporter:
     def close(self) -> None:
         if self._link is not None:
             self._link.close()
+        if self._stacks is not None:
+            self._stacks.close()
 
 
 def _report_of(link: LinkStat) -> LinkReport:

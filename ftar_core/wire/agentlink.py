@@ -10,6 +10,17 @@ import msgspec
 
 from ftar_core.wire.messages import Message, Part
 
+MEMORY_FILE = "ftar-stacks"  # memfd_create(2)
+
+
+class StackWay(Part, frozen=True):
+    """How a process writes down its Python stacks: on this signal, sent to this thread, into this descriptor of its
+    own, a file in memory named MEMORY_FILE, which whoever asks empties first."""
+
+    signal: int
+    thread: int
+    file: int
+
 
 class RankRegister(Message, frozen=True):
     job: str
@@ -17,6 +28,7 @@ class RankRegister(Message, frozen=True):
     rank: int
     pid: int
     rails: tuple[str, ...]
+    stacks: StackWay | None = None
 
 
 class LinkReport(Part, frozen=True):

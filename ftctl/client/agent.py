@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from agents.api.evidence import StacksAnswer, StacksRequest
 from agents.api.models import (
     ERROR_CODES,
     ActionAnswer,
@@ -103,6 +104,10 @@ class AgentClient:
     async def replica_action(self, verb: str, replica: str, request: ReplicaAction) -> ActionAnswer:
         """`verb`: drain, evict or rejoin."""
         return await self._post(f"/v1/job/replicas/{quote(replica, safe='')}/{verb}", request, ActionAnswer)
+
+    async def stacks(self, replica: str, request: StacksRequest) -> StacksAnswer:
+        """What its processes on this node are doing."""
+        return await self._post(f"/v1/replicas/{quote(replica, safe='')}/stacks", request, StacksAnswer)
 
     async def finish(self, request: CoordinatorAction) -> ActionAnswer:
         """End the job with the running step: all replicas end with the same state."""

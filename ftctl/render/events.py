@@ -47,4 +47,5 @@ def document(event: EventRecord) -> Document:
         "reason": event.reason,
         "injected": event.injected,
         "incident": event.incident,
+        "evidence": event.evidence,
     }

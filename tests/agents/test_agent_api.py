@@ -81,6 +81,7 @@ ROLES: list[tuple[str, str, str, Any]] = [
     ("operator", "POST", "/v1/job/force-quorum", {"reason": "test"}),
     ("operator", "POST", "/v1/job/finish", {"reason": "test"}),
     ("operator", "POST", "/v1/replicas/r1/stop", {"reason": "test"}),
+    ("operator", "POST", "/v1/replicas/r1/stacks", {}),
     ("chaos", "POST", "/v1/faults", {"kind": "noop", "dry_run": True}),
     ("chaos", "POST", "/v1/faults/f-none/keepalive", None),
 ]

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
+from agents.api import evidence
 from agents.api import models as m
 from agents.host.linksockets import LinkAnswer, LinkSocket
 from agents.monitors.links import LinkBook
@@ -125,6 +126,7 @@ class FakeAgent:
             m.ProcessView(replica=f"r{name[-1]}", rank=0, pid=1000, state="running", log=f"/logs/{name}.log")
         ]
         self.problems: list[m.ProblemView] = []
+        self.stacks: list[evidence.RankStacks] = []
         self.links = LinkBook(0.0)
         self.reports_links = True  # of its ranks
         self.requests: list[tuple[str, str]] = []
@@ -258,6 +260,12 @@ class FakeAgent:
                     self.cancelled.add(parts[2])
                     raise refuse("unknown-fault", f"fault {parts[2]}", "unknown here")
                 return self._revert(found)
+            if parts[:2] == ["v1", "replicas"] and parts[3:] == ["stacks"]:
+                wish = evidence.StacksRequest.model_validate_json(body)
+                found = [s for s in self.stacks if s.replica == parts[2] and wish.rank in (None, s.rank)]
+                if not found:
+                    raise refuse("unknown-replica", f"replica {parts[2]}", f"no process of it on {self.name}")
+                return evidence.StacksAnswer(ranks=found)
             if parts[:3] == ["v1", "job", "replicas"]:
                 return self._act(parts[4], parts[3], m.ReplicaAction.model_validate_json(body))
             if path == "/v1/job/force-quorum":

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
 from ftar_core.wire.messages import EventView, JobView
 
 from .conftest import Job, until
@@ -41,13 +50,48 @@ def test_a_rank_that_holds_the_gil_is_hung_not_dead_and_one_that_writes_a_checkp
     assert all(line["contributors"] == ["r0", "r1", "r2"] for line in job.lines("r0", "step")), "shown, not evicted"
 
 
-def test_a_deadlocked_rank_is_evicted_where_the_operator_opted_in(job: Job) -> None:
-    job.coordinator(replicas=3, options=(*QUICK, "--evict-hung", "--evidence-wait", "1s"))
+@pytest.fixture
+def ranks_socket(job: Job) -> Iterator[str]:
+    """Of an agent of the job."""
+    job.coordinator(replicas=3, options=(*QUICK, "--evict-hung", "--evidence-wait", "20s"))
+    with tempfile.TemporaryDirectory(prefix="ft-") as short:
+        tokens = job.path / "tokens.yaml"
+        tokens.touch(mode=0o600)
+        tokens.write_text("[{principal: ann, role: viewer, token: viewer-token-0000}]")
+        config = {
+            "node": "node1",
+            "state_dir": f"{short}/state",
+            "listen": None,
+            "unix_socket": f"{short}/a.sock",
+            "ranks_socket": f"{short}/ranks.sock",
+            "tokens_file": str(tokens),
+            "watch_links": False,
+            "coordinator": {"address": f"127.0.0.1:{job.port}", "job": "t", "token_file": str(job.path / "operator")},
+        }
+        file = job.path / "agent.yaml"
+        file.write_text(json.dumps(config))
+        with (job.path / "agent.log").open("wb") as log:
+            agent = subprocess.Popen(
+                [sys.executable, "-m", "agents.daemon", "--config", str(file)], stdout=log, stderr=log
+            )
+        try:
+            until(Path(f"{short}/ranks.sock").exists, job.logs)
+            yield f"{short}/ranks.sock"
+        finally:
+            agent.terminate()
+            agent.wait(30)
+
+
+def test_a_deadlocked_rank_is_evicted_with_its_stacks_where_the_operator_opted_in(job: Job, ranks_socket: str) -> None:
     job.start("r0", "r2", steps=60, step_ms=5)
-    job.start("r1", steps=60, step_ms=5, troubles=(Trouble("lock", 15, 0.0),))
+    troubles = (Trouble("lock", 15, 0.0),)
+    job.start("r1", steps=60, step_ms=5, troubles=troubles, environment={"FTAR_AGENT": ranks_socket})
     until(lambda: events(job, "replica.evicted", "r1"), job.logs)
     (evicted,) = events(job, "replica.evicted", "r1")
     assert evicted.reason.startswith("hung: it has produced 0 buckets of step 15")
+    assert evicted.evidence.startswith(f"rank 0 (pid {job.replicas['r1'].pid} on node1) is waiting"), evicted.evidence
+    assert "trainer.py" in evicted.evidence.splitlines()[0]
+    assert "in happen" in evicted.evidence
     job.assert_finished("r0", "r2")
     job.assert_identical("r0", "r2")
     assert job.replicas["r1"].exitcode is None, "it sits in its lock"
