@@ -21,7 +21,7 @@ import msgspec
 from ftar_core.protocol.effects import Close, Send
 from ftar_core.protocol.job import Job, Mode
 from ftar_core.protocol.joins import admit_shadow, cancel_if_involved
-from ftar_core.protocol.likeness import refuse_unlike
+from ftar_core.protocol.likeness import refuse_unlike, unlike
 from ftar_core.protocol.membership import GONE, SHADOWS, Cause, Replica, State
 from ftar_core.protocol.recovery import Standing
 from ftar_core.wire.ids import NO_EPOCH, valid_name
@@ -44,9 +44,9 @@ def on_hello(job: Job, conn: int, hello: Hello, now: float) -> None:
     if refusal is not None:
         _refuse(job, conn, refusal)
         return
-    unlike = job.unlike(hello)
-    if unlike is not None:
-        refuse_unlike(job, conn, hello, unlike, now)
+    unfitness = unlike(job, hello)
+    if unfitness is not None:
+        refuse_unlike(job, conn, hello, unfitness, now)
         return
     replica = job.table.ensure(hello.replica, now, "connected")
     if job.mode is Mode.FINISHED:

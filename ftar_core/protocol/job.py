@@ -96,6 +96,7 @@ class Job:
     failed: bool = False  # the last commit was that of a failure
     plan: str = ""  # the bucket plan everybody must have
     software: dict[str, str] = field(default_factory=dict)  # and the versions of what computes
+    limit: int | None = None  # and the number of batches that the data has, 0: no end
     comparing: dict[int, Comparison] = field(default_factory=dict)  # newcomers that do not fit, by connection
     ranks: int = 0  # and the number of ranks a replica has
     # -- troubles
@@ -297,31 +298,7 @@ class Job:
     def take_plan(self, hello: Hello) -> None:
         """What everybody's model must be like from here on."""
         self.plan, self.ranks, self.software = hello.plan, len(hello.ranks), dict(hello.software)
-
-    def unlike(self, hello: Hello) -> tuple[str, str] | None:
-        """Why this replica's gradients cannot be added to the job's, and what to do about it; None if they can."""
-        if not self.plan:
-            return None
-        for package, wanted in self.software.items():
-            here = hello.software.get(package, wanted)
-            if here != wanted:
-                return (
-                    f"{hello.replica} runs {package} {here[:40]}, the job's replicas run {wanted[:40]}: their results "
-                    "would differ",
-                    f"install {package} {wanted[:40]} there",
-                )
-        if hello.plan == self.plan:
-            return None
-        if self.ranks and len(hello.ranks) != self.ranks:
-            one, other = (f"{n} rank{'' if n == 1 else 's'}" for n in (len(hello.ranks), self.ranks))
-            return (
-                f"{hello.replica} has {one}, the job's replicas have {other} each",
-                f"start {hello.replica} with WORLD_SIZE={self.ranks}",
-            )
-        return (
-            f"the model of {hello.replica} is not the job's: its gradients have other names, shapes or types",
-            "start it with the same script, arguments and library versions as the other replicas",
-        )
+        self.limit = hello.report.deal.limit if hello.report.deal is not None else None
 
     def may_auto_evict(self, now: float) -> bool:
         """True if the limit of automatic evictions allows one more."""

@@ -18,6 +18,7 @@ from ftar_core.wire.outline import difference, unpack
 WAIT_S = 2.0
 AT_ONCE = 16  # so many newcomers are compared at a time; with more, somebody starts the wrong job on a whole cluster
 
+NO_DETAIL = "its gradients have other names, shapes or types"
 SAME_SCRIPT = "start it with the same script, arguments and library versions as the other replicas"
 
 
@@ -33,11 +34,38 @@ class Comparison:
     theirs: Outline | None = None
 
 
-def refuse_unlike(job: Job, conn: int, hello: Hello, unlike: tuple[str, str], now: float) -> None:
+def unlike(job: Job, hello: Hello) -> tuple[str, str] | None:
+    """Why this replica cannot train with the job's, and what to do about it; None if it can."""
+    if not job.plan:
+        return None
+    for package, wanted in job.software.items():
+        here = hello.software.get(package, wanted)
+        if here != wanted:
+            return (
+                f"{hello.replica} runs {package} {here[:40]}, the job's replicas run {wanted[:40]}: their results "
+                "would differ",
+                f"install {package} {wanted[:40]} there",
+            )
+    if hello.plan != job.plan:
+        if job.ranks and len(hello.ranks) != job.ranks:
+            one, other = (f"{n} rank{'' if n == 1 else 's'}" for n in (len(hello.ranks), job.ranks))
+            return (
+                f"{hello.replica} has {one}, the job's replicas have {other} each",
+                f"start {hello.replica} with WORLD_SIZE={job.ranks}",
+            )
+        return f"the model of {hello.replica} is not the job's: {NO_DETAIL}", SAME_SCRIPT
+    data = hello.report.deal
+    if data is not None and job.limit is not None and data.limit != job.limit:
+        wanted, here = (f"{limit} batches" if limit else "any number of batches" for limit in (job.limit, data.limit))
+        return f"the job trains {wanted} of the data, {hello.replica} {here}", "start it with the same data, batch size and passes"
+    return None
+
+
+def refuse_unlike(job: Job, conn: int, hello: Hello, why: tuple[str, str], now: float) -> None:
     """Refuse the replica behind `conn`, which is in no table (any more); with the difference, if it can be had."""
     reference = _reference(job, hello)
     if reference is None or reference.conn is None or hello.incarnation or len(job.comparing) >= AT_ONCE:
-        _refuse(job, conn, hello, unlike, now)
+        _refuse(job, conn, hello, why, now)
         return
     due = now + WAIT_S
     job.comparing[conn] = Comparison(hello, reference.name, reference.conn, due)
@@ -84,9 +112,7 @@ def _conclude(job: Job, conn: int, comparison: Comparison, now: float) -> None:
     del job.comparing[conn]
     hello = comparison.hello
     what = _difference(comparison)
-    reason = (
-        f"the model of {hello.replica} is not the job's: {what or 'its gradients have other names, shapes or types'}"
-    )
+    reason = f"the model of {hello.replica} is not the job's: {what or NO_DETAIL}"
     _refuse(job, conn, hello, (reason, SAME_SCRIPT), now)
 
 
@@ -104,8 +130,8 @@ def _difference(comparison: Comparison) -> str:
     return f"the parts of rank {', '.join(ranks[:8])} have other shapes than on {whose}" if ranks else ""
 
 
-def _refuse(job: Job, conn: int, hello: Hello, unlike: tuple[str, str], now: float) -> None:
-    reason, hint = unlike
+def _refuse(job: Job, conn: int, hello: Hello, why: tuple[str, str], now: float) -> None:
+    reason, hint = why
     job.out += [Send(conn, Refused(reason=reason, retry=False, hint=hint)), Close(conn, reason)]
     replica = job.table.ensure(hello.replica, now, reason)
     if replica.conn is None:  # not another process of that name, which fits

@@ -6,7 +6,7 @@ from ftar_core.protocol import sampler
 from ftar_core.protocol.commit import announce, enter_epoch, failure, finish, last_reason, snapshot, verdict_of
 from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
-from ftar_core.protocol.likeness import refuse_unlike
+from ftar_core.protocol.likeness import refuse_unlike, unlike
 from ftar_core.protocol.membership import SHADOWS, Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, decide
 from ftar_core.wire.ids import NO_EPOCH
@@ -65,9 +65,9 @@ def try_start(job: Job, now: float) -> None:
     assert leader is not None  # noqa: S101  # filtered above
     job.take_plan(leader)
     for replica in list(here):
-        unlike = job.unlike(replica.hello) if replica.hello is not None else None
-        if unlike is not None:
-            refuse_plan(job, replica, unlike, now)
+        why = unlike(job, replica.hello) if replica.hello is not None else None
+        if why is not None:
+            refuse_plan(job, replica, why, now)
             here.remove(replica)
     digest = leader.report.state_digest
     same = [r for r in here if r.hello is not None and r.hello.report.state_digest == digest][:wanted]
@@ -104,14 +104,14 @@ def _spares_may_come(job: Job, here: int, now: float) -> bool:
     return True
 
 
-def refuse_plan(job: Job, replica: Replica, unlike: tuple[str, str], now: float) -> None:
+def refuse_plan(job: Job, replica: Replica, why: tuple[str, str], now: float) -> None:
     """Another model than the job's: nothing to be done from here."""
     conn, hello = replica.conn, replica.hello
     if conn is not None and hello is not None:
         job.table.detach(replica)
-        refuse_unlike(job, conn, hello, unlike, now)
+        refuse_unlike(job, conn, hello, why, now)
         if replica.may(Cause.EVICT):
-            replica.move(Cause.EVICT, now, unlike[0])
+            replica.move(Cause.EVICT, now, why[0])
 
 
 # --- recovery ------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def sort_out(job: Job, now: float) -> None:
             send_catchup(job, replica)
         elif replica.hello.report.epoch != NO_EPOCH:
             job.evict(replica, "the job went on without it while it was away", now, rejoin=True, in_place=True)
-        elif (unlike := job.unlike(replica.hello)) is not None:
-            refuse_plan(job, replica, unlike, now)
+        elif (why := unlike(job, replica.hello)) is not None:
+            refuse_plan(job, replica, why, now)
         elif replica.may(Cause.FETCH):
             admit_shadow(job, replica, "catches up with the running job", now)

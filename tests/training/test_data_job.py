@@ -164,15 +164,15 @@ def test_a_replica_with_other_data_is_refused_with_one_line(job: Job) -> None:
     data = DataJob(job, samples=100_000, workers=0)
     job.coordinator(replicas=2)
     data.start("r0")
-    data.start("r1", samples=90_000)
+    data.start("r1", seed=4)
     assert job.exit_code("r1") == 77, job.logs()
     log = (job.path / "r1.log").read_text()
-    assert "the data here has samples=90000, its state samples=100000" in log
+    assert "the data here has seed=4, its state seed=3" in log
     assert "Traceback" not in log
     data.start("r1", passes=2)
     assert job.exit_code("r1") == 77, job.logs()
     log = (job.path / "r1.log").read_text()
-    assert "the job trains 25000 batches of the data, this replica 50000: start it with the same passes" in log
+    assert "the job trains 25000 batches of the data, r1 50000 batches (start it with the same data, batch" in log
     assert "Traceback" not in log
     data.slow.unlink()
 
