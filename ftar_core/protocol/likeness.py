@@ -57,7 +57,10 @@ def unlike(job: Job, hello: Hello) -> tuple[str, str] | None:
     data = hello.report.deal
     if data is not None and job.limit is not None and data.limit != job.limit:
         wanted, here = (f"{limit} batches" if limit else "any number of batches" for limit in (job.limit, data.limit))
-        return f"the job trains {wanted} of the data, {hello.replica} {here}", "start it with the same data, batch size and passes"
+        return (
+            f"the job trains {wanted} of the data, {hello.replica} {here}",
+            "start it with the same data, batch size and passes",
+        )
     return None
 
 
