@@ -10,6 +10,7 @@ BENCHES = {
     "allreduce": "all-reduce over this project's ring, against gloo and against a bare TCP ring",
     "p2p": "messages through the NCCL plugin, against a bare socket and against the plugin unprotected",
     "failover": "rails fail under the plugin's traffic: how soon it is noticed, how long traffic stands still",
+    "catchup": "the state reaches a replica that comes back, against a bare TCP copy",
     "stripe": "what several rails carry together",
 }
 

@@ -35,7 +35,12 @@ class Node:
     """One process. `place`: entered while it is started (a network namespace). BenchError: it failed, or is silent."""
 
     def __init__(
-        self, name: str, abi: int, settings: Mapping[str, str], place: AbstractContextManager[None] | None = None
+        self,
+        name: str,
+        abi: int,
+        settings: Mapping[str, str],
+        place: AbstractContextManager[None] | None = None,
+        module: str = "ftar_core.bench.node",
     ) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("FTAR_")} | dict(settings)
         self.name = name
@@ -43,7 +48,7 @@ class Node:
         plan = json.dumps({"parent": os.getpid(), "abi": abi})
         with place or nullcontext():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ftar_core.bench.node", plan],
+                [sys.executable, "-m", module, plan],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,
