@@ -7,27 +7,39 @@ is answered by a quiet reconnect after RECONNECT_S; it is logged once, because a
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import select
 import socket
+import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from ftar_core.wire.agentlink import RankRegister, RankReport
-from ftar_core.wire.codec import encode
+from ftar_core.errors import WireError
+from ftar_core.wire.agentlink import RankRegister, RankReport, ToRank, to_rank
+from ftar_core.wire.codec import FrameParser, encode
 
 log = logging.getLogger("ftar.agentlink")
 MIN_INTERVAL_S = 0.05
 REPEAT_S = 1.0
 RECONNECT_S = 1.0
+ORDER_LIMIT = 16 * 1024  # bytes of one order
 SEND_TIMEOUT_S = 1.0
 
 
 class AgentLink:
-    """`path` None: no agent; `report` then costs nothing."""
+    """`path` None: no agent; `report` then costs nothing. `on_order` is called in this link's thread, within REPEAT_S,
+    with what the agent sends, if the agent is of this user or root; None: nothing is read."""
 
-    def __init__(self, path: Path | None, register: RankRegister) -> None:
+    def __init__(
+        self, path: Path | None, register: RankRegister, on_order: Callable[[ToRank], None] | None = None
+    ) -> None:
         self._path = path
         self._register = register
+        self._on_order = on_order
+        self._orders: FrameParser[ToRank] | None = None  # of the present connection
         self._latest: RankReport | None = None
         self._changed = threading.Event()
         self._stop = threading.Event()
@@ -70,7 +82,28 @@ class AgentLink:
         latest = self._latest
         if latest is not None and not self._send(latest):
             return
+        self._hear()
         self._stop.wait(MIN_INTERVAL_S)
+
+    def _hear(self) -> None:
+        if self._socket is None or self._orders is None or self._on_order is None:
+            return
+        try:
+            waiter = select.poll()  # (a socket with a time limit waits for it, MSG_DONTWAIT or not)
+            waiter.register(self._socket, select.POLLIN)
+            if not waiter.poll(0):
+                return
+            data = self._socket.recv(ORDER_LIMIT)
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, "the agent has closed the connection")
+            for order in self._orders.feed(data):
+                self._on_order(order)
+        except WireError as error:
+            log.warning("the agent at %s is not heard any more: %s", self._path, error)
+            self._orders = None
+        except OSError as error:
+            self._disconnect()
+            self._note(error)
 
     def _connect(self) -> bool:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -83,6 +116,7 @@ class AgentLink:
             self._note(error)
             return False
         self._socket = sock
+        self._orders = FrameParser(to_rank, ORDER_LIMIT) if self._on_order is not None and _is_ours(sock) else None
         self._trouble = ""
         self._changed.set()  # a new agent gets the latest at once
         return True
@@ -108,3 +142,10 @@ class AgentLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _is_ours(sock: socket.socket) -> bool:
+    """unix(7): who listens there is of this user, or root."""
+    size = struct.calcsize("3i")
+    _pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return uid in (0, os.geteuid())

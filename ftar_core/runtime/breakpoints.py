@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ftar_core.wire.breakpoints import Action, Spec
+from ftar_core.wire.agentlink import ArmBreakpoints
+from ftar_core.wire.breakpoints import Action, Spec, parse, rank_points
 
 log = logging.getLogger("ftar.breakpoints")
 SIGNALS = {Action.KILL: signal.SIGKILL, Action.STOP: signal.SIGSTOP}
@@ -76,3 +77,13 @@ def passes(point: str, step: int = 0, bucket: int = -1) -> None:
     """This process is at that point of that step."""
     if armed is not None:
         armed.passed(point, step, bucket)
+
+
+def arm_on_order(order: ArmBreakpoints) -> None:
+    """What the agent asks for. A rank that was not started with FTAR_BREAKPOINTS has nothing to arm."""
+    if armed is None:
+        return
+    try:
+        armed.arm(parse(order.text, rank_points()))
+    except ValueError as error:
+        log.warning("the agent asks for breakpoints that are not understood: %s", error)

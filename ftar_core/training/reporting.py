@@ -12,16 +12,21 @@ import msgspec
 from ftar_core.runtime.agentlink import AgentLink
 from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.stacks import StackWriter
-from ftar_core.wire.agentlink import LinkReport, RankRegister, RankReport
+from ftar_core.wire.agentlink import LinkReport, RankRegister, RankReport, ToRank
 
 if TYPE_CHECKING:
     from ftar_core.native._core import LinkStat
 
 
 class Reporter:
-    """Without FTAR_AGENT it does nothing."""
+    """Without FTAR_AGENT it does nothing. `on_order`: takes what the agent asks for; None: nothing may be asked for."""
 
-    def __init__(self, settings: Settings, links: Callable[[], list[LinkStat]]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        links: Callable[[], list[LinkStat]],
+        on_order: Callable[[ToRank], None] | None = None,
+    ) -> None:
         self._links = links
         self._lock = threading.Lock()
         self._stacks = StackWriter() if settings.agent is not None else None
@@ -36,7 +41,7 @@ class Reporter:
             rails=tuple(rail.name for rail in settings.rails),
             stacks=self._stacks.way if self._stacks is not None else None,
         )
-        self._link = AgentLink(settings.agent, register) if settings.agent is not None else None
+        self._link = AgentLink(settings.agent, register, on_order) if settings.agent is not None else None
 
     def start(self) -> None:
         if self._link is not None:

@@ -127,7 +127,9 @@ class Wiring:
             links=tuple(Endpoint(rail=r, addr=a, port=p) for r, a, p in self.engine.endpoints()),
             state=self.server.endpoints,
         )
-        self.reporter = Reporter(settings, self.engine.links)
+        self.reporter = Reporter(
+            settings, self.engine.links, breakpoints.arm_on_order if settings.breakpoints is not None else None
+        )
         self._agreement: Agreement | None = None
         self.runtime: RankRuntime = self._make_runtime(state_digest, begin)
         breakpoints.install(self._breakpoints())

@@ -58,5 +58,14 @@ class RankReport(Message, frozen=True):
     loss: float | None = None
 
 
+class ArmBreakpoints(Message, frozen=True):
+    """From the agent, the one thing that it may send: fail there, as FTAR_BREAKPOINTS would say it. Heard only by a
+    rank that was started with that variable (`allow` is enough)."""
+
+    text: str
+
+
+ToRank = ArmBreakpoints
+to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 FromRank = RankRegister | RankReport
 from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ftar_core.runtime import agentlink
 from ftar_core.runtime.agentlink import AgentLink
-from ftar_core.wire.agentlink import FromRank, RankRegister, RankReport, from_rank
-from ftar_core.wire.codec import FrameParser
+from ftar_core.wire.agentlink import ArmBreakpoints, FromRank, RankRegister, RankReport, ToRank, from_rank
+from ftar_core.wire.codec import FrameParser, encode
 
 REGISTER = RankRegister(job="demo", replica="r0", rank=0, pid=os.getpid(), rails=("lo",))
 
@@ -104,3 +104,36 @@ def test_no_agent_configured() -> None:
     link.start()
     link.report(report(1))
     link.close()
+
+
+def test_what_an_agent_asks_for_is_heard_by_a_rank_that_allows_it_and_damage_stops_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agentlink, "REPEAT_S", 0.05)
+    agent = Agent(tmp_path / "agent.sock")
+    heard: list[ToRank] = []
+    link = AgentLink(agent.path, REGISTER, heard.append)
+    try:
+        link.start()
+        agent.accept()
+        link.report(report(1))
+        agent.until(1)
+        agent.sock.sendall(encode(ArmBreakpoints(text="update,step=9")))
+        wait_until(lambda: heard == [ArmBreakpoints(text="update,step=9")])
+        agent.sock.sendall(b"\xff" * 64)
+        link.report(report(2))
+        agent.until(2)
+        agent.sock.sendall(encode(ArmBreakpoints(text="update,step=10")))
+        link.report(report(3))
+        agent.until(3)
+    finally:
+        link.close()
+        agent.close()
+    assert len(heard) == 1
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -9,6 +9,7 @@ import pytest
 
 from ftar_core.runtime import breakpoints
 from ftar_core.runtime.breakpoints import BreakpointHit, Breakpoints, passes
+from ftar_core.wire.agentlink import ArmBreakpoints
 from ftar_core.wire.breakpoints import Action, Spec, coordinator_points, parse, rank_points
 
 
@@ -105,6 +106,16 @@ def test_sleep_holds_the_thread_and_goes_on() -> None:
 
 def test_the_middle_of_a_bucket_is_the_native_core_s() -> None:
     assert arm("bucket,step=4,action=stop; bucket,step=9,bucket=1") == [(4, -1, 19), (9, 1, 9)]
+
+
+def test_an_agent_arms_later_only_what_was_allowed_at_the_start() -> None:
+    order = ArmBreakpoints(text="update,step=3,action=raise")
+    breakpoints.arm_on_order(order)
+    assert hits("update", range(9)) == []
+    arm("allow")
+    breakpoints.arm_on_order(ArmBreakpoints(text="nowhere"))
+    breakpoints.arm_on_order(order)
+    assert hits("update", range(9)) == [3]
 
 
 def test_without_the_variable_nothing_is_ever_armed() -> None:
