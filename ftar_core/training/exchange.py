@@ -24,6 +24,7 @@ import torch
 from ftar_core.protocol.effects import ApplyCommit, End, EnterEpoch, FollowSources, StandDown
 from ftar_core.training.operations import OPERATION_BUCKETS, OperationRing, Operations
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan
+from ftar_core.training.retention import Inputs
 from ftar_core.wire.ids import NO_EPOCH, EpochId, epoch_key
 from ftar_core.wire.messages import Commit, Deal, EpochInfo, MemberInfo
 
@@ -81,11 +82,17 @@ class Exchange:
         replica: str,
         plan: BucketPlan,
         ring: Ring,
-        retained: Sequence[torch.Tensor],
+        retained: Inputs | Sequence[torch.Tensor],
         reduced: Sequence[torch.Tensor],
         on_progress: Callable[[int, int, int], None] = lambda step, produced, reduced: None,
         rank: int = 0,
+        release: Callable[[int], None] | None = None,
     ) -> None:
+        """`release(bucket)`: the inputs of a bucket are not kept once it is reduced, so a step that must be reduced
+        again is begun again by the loop. None: they are kept."""
+        self._release = release
+        self._released = False  # inputs of this step are gone
+        self._void = False  # and it must be reduced again: what this turn produces is of no use
         self._rank = rank  # of this process in its replica: it is in the ring of that number
         self._job, self._replica, self._plan, self._ring = job, replica, plan, ring
         self._retained, self._reduced_into = retained, reduced
@@ -152,6 +159,8 @@ class Exchange:
                     self._produced.clear()
                     self._role_version += 1
                     self.operations.void()
+            if self._released:
+                self._begin_again()
             self._epoch, self._key = order.epoch, key
             self._deal, self._last_commit_epoch = order.deal, order.last_commit_epoch
             self._holding = ""
@@ -233,9 +242,21 @@ class Exchange:
             if step != self._step or bucket not in self._produced:
                 return
             self._reduced.add(bucket)
+            if self._release is not None:
+                self._release(bucket)
+                self._released = True
             self._progressed()
             if len(self._reduced) == len(self._plan.all_buckets):
                 self._changed.notify_all()
+
+    def _begin_again(self) -> None:
+        """The ring is aborted, and what it must reduce again is not there any more."""
+        if self._release is not None:
+            for bucket in self._produced:
+                self._release(bucket)
+        self._produced.clear()
+        self._released, self._void = False, True
+        self._role_version += 1
 
     def current(self, epoch: bytes) -> EpochInfo | None:
         """The epoch of this key, if it is the current one."""
@@ -245,6 +266,7 @@ class Exchange:
     def _new_step(self, step: int) -> None:
         self._step = step
         self._retries = 0
+        self._released = self._void = False
         self._produced.clear()
         self._reduced.clear()
         self._taken_epoch = None
@@ -278,7 +300,9 @@ class Exchange:
     def produced(self, bucket: int) -> None:
         """All gradients of a bucket lie in its retained buffer (called from the hooks, during backward)."""
         with self._changed:
-            if self._turn_life != self._life:
+            if self._turn_life != self._life or self._void:
+                if self._release is not None:
+                    self._release(bucket)
                 return
             self._produced.add(bucket)
             if self._role is Role.CONTRIBUTOR and self._epoch is not None and self.operations.settled:
@@ -289,9 +313,16 @@ class Exchange:
         """The training thread begins the step of `place`: what it produces from here on counts, if that life lasts."""
         with self._changed:
             self._turn_life = place.life
+            self._released = self._void = False
             self.operations.begin(place.step)
             if place.life != self._life:
                 self.operations.void()
+
+    @property
+    def void(self) -> bool:
+        """The step must be reduced again, and its gradients are gone: the turn has to be made once more."""
+        with self._changed:
+            return self._void
 
     def place(self) -> Place:
         with self._changed:

@@ -3,7 +3,8 @@
 A hook on every parameter (`register_post_accumulate_grad_hook`) copies its gradient, times the weight of this replica's
 batch, into a flat bucket and drops the original. That copy is the whole retention: when a replica is lost the step is
 reduced again from these buckets, whose bytes nobody has touched, because results arrive in buffers of their own. So a
-step holds one set of gradients for the retry and one for the results, and no third.
+step holds one set of gradients for the retry and one for the results, and no third. Where there is no memory for the
+first, buckets last only until they are reduced (retention.py).
 
 A bucket is announced the moment its last gradient is there, while backward goes on: the all-reduce overlaps with it.
 Parameters without a gradient are filled with zeros when the step asks for the results. Of a sharded parameter (FSDP2,
@@ -26,7 +27,9 @@ import torch
 from torch import nn
 
 from ftar_core.errors import FtarError
-from ftar_core.training.plan import BucketPlan, Slot, trainable
+from ftar_core.native import core
+from ftar_core.training.plan import DTYPE_CODES, BucketPlan, Slot, trainable
+from ftar_core.training.retention import Inputs, Kept
 from ftar_core.training.shards import around, is_sharded, local_gradient
 
 
@@ -43,7 +46,9 @@ class GradientTaker:
     """Hooks and buffers of one model. `on_bucket(index)` is called in the thread of backward, at most once a step and
     bucket. Buffers live in host memory; gradients of parameters elsewhere are copied there and back."""
 
-    def __init__(self, model: nn.Module, plan: BucketPlan, on_bucket: Callable[[int], None]) -> None:
+    def __init__(
+        self, model: nn.Module, plan: BucketPlan, on_bucket: Callable[[int], None], inputs: Inputs | None = None
+    ) -> None:
         self.plan = plan
         self.weight = 1.0  # of this replica's batch; set before backward
         self.mode = Mode.OFF
@@ -54,9 +59,9 @@ class GradientTaker:
         self._taken: set[str] = set()
         self._missing = [len(bucket.slots) for bucket in plan.buckets]
         self._closed: set[int] = set()
-        self.retained = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
+        self.retained: Inputs = inputs if inputs is not None else Kept(plan)
+        self._finite = True  # all inputs of this step; looked at where they are not kept
         self.reduced = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
-        self._inputs = {name: _view(self.retained, slot) for name, slot in plan.slots.items()}
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
         # Made once: they share the memory of the results.
         self._whole = {name: around(self._outputs[name], p) for name, p in self._parameters.items() if is_sharded(p)}
@@ -94,7 +99,7 @@ class GradientTaker:
                 f"parameter {name}: its gradient is sparse, which cannot be all-reduced",
                 hint="make the embedding with sparse=False",
             )
-        target = self._inputs[name]
+        target = _view(self.retained, slot)
         target.copy_(local_gradient(gradient, parameter))
         if weight != 1.0:
             target.mul_(weight)
@@ -104,7 +109,19 @@ class GradientTaker:
             if full:
                 self._closed.add(slot.bucket)
         if full:
-            self._on_bucket(slot.bucket)
+            self._announce(slot.bucket)
+
+    def _announce(self, bucket: int) -> None:
+        if not self.retained.keeps and bucket != self.plan.tally.index:
+            layout, inputs = self.plan.buckets[bucket], self.retained[bucket]
+            self._finite = self._finite and core.all_finite(inputs.data_ptr(), layout.count, DTYPE_CODES[layout.dtype])
+        self._on_bucket(bucket)
+
+    def inputs_finite(self) -> bool:
+        """Were all gradients of this replica's own finite?"""
+        if not self.retained.keeps:
+            return self._finite
+        return all(bool(torch.isfinite(self.retained[b.index]).all()) for b in self.plan.all_buckets)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -124,6 +141,7 @@ class GradientTaker:
             self._closed.clear()
             self._missing = [len(bucket.slots) for bucket in self.plan.buckets]
             self._weight_taken = None
+        self._finite = True
         self.weight = 1.0
         self.mode = mode
 
@@ -141,16 +159,16 @@ class GradientTaker:
                     if parameter.grad is not None and self.mode is Mode.TAKE and weight != 0.0:
                         # Left by accumulate() with no backward after it for this parameter, or put there without a
                         # hook being run (FSDP2 before torch 2.7).
-                        self._inputs[slot.name].copy_(local_gradient(parameter.grad, parameter)).mul_(weight)
+                        _view(self.retained, slot).copy_(local_gradient(parameter.grad, parameter)).mul_(weight)
                     else:
-                        self._inputs[slot.name].zero_()
+                        _view(self.retained, slot).zero_()
             self._closed.add(bucket.index)
-            self._on_bucket(bucket.index)
+            self._announce(bucket.index)
         tally = self.plan.tally.index
         counted = (weight * loss, weight) if loss is not None and math.isfinite(loss) else (0.0, 0.0)
         self.retained[tally].copy_(torch.tensor([weight, tokens, *counted], dtype=torch.float64))
         self._closed.add(tally)
-        self._on_bucket(tally)
+        self._announce(tally)
 
     @property
     def total_weight(self) -> float:
@@ -192,5 +210,5 @@ class GradientTaker:
         self.mode = Mode.OFF
 
 
-def _view(buffers: list[torch.Tensor], slot: Slot) -> torch.Tensor:
+def _view(buffers: Inputs | list[torch.Tensor], slot: Slot) -> torch.Tensor:
     return buffers[slot.bucket][slot.offset : slot.offset + slot.count].view(slot.shape)

@@ -16,6 +16,10 @@ class TrainingOptions:
     # of the memory that is available.
     stream_buffer_bytes: int = 0
     snapshot_wait_s: float = 0.0  # an update waits so long for a copy of the state that does not get done in a step
+    # Where gradients are until the step is committed: auto, device, host or recompute (retention.py); at most so many
+    # bytes of them (0: what there is memory for).
+    retain: str = "auto"
+    retain_bytes: int = 0
     warm_up_steps: int = 2
     first_steps: int = 2  # of a process: libraries compile and allocate in them
     first_steps_budget_s: float = 600.0  # so long each of them, and starting and catching up, may take

@@ -45,6 +45,7 @@ from ftar_core.training.operations import Kind
 from ftar_core.training.options import TrainingOptions
 from ftar_core.training.plain import barrier, kind_of, operate
 from ftar_core.training.plan import make_plan
+from ftar_core.training.retention import inputs_for
 from ftar_core.training.shadow import Shadow
 from ftar_core.training.state import Stateful, check_transferable, parameters_digest
 from ftar_core.training.stepping import Stepper
@@ -108,7 +109,10 @@ class Session:
         self._parts = parts
         check_transferable(parts)
         self.plan = make_plan(model, self._options.bucket_bytes)
-        self._taker = GradientTaker(model, self.plan, self._bucket_full)
+        inputs, self._retention = inputs_for(
+            model, self.plan, self._options.retain, self._options.retain_bytes, self._settings.world_size
+        )
+        self._taker = GradientTaker(model, self.plan, self._bucket_full, inputs)
         self._journal = Journal(self._settings.journal, self._settings.replica, self._settings.rank)
         self._ledger = StepLedger(self._journal)
         self._turns: Turns | None = None  # once the loop has begun
@@ -364,6 +368,7 @@ class Session:
         )
         log.info("%s: %s", wiring.name, self.plan.describe())
         self._journal.write("data", source.describe())
+        self._journal.write("retain", {"mode": self._retention.mode, "reason": self._retention.reason})
         wiring.start()
         return self._turns
 

@@ -123,6 +123,10 @@ class Stepper:
                 place = self._exchange.place()
                 if place.life != self._life:
                     return None  # put out meanwhile: nothing of this step counts
+                if self._exchange.void:
+                    log.warning("step %d is reduced again without its gradients: the batch is run again", step)
+                    self._journal.write("recompute", {"step": step})
+                    return None
                 if place.role is not Role.CONTRIBUTOR or place.deal.batches.get(self._replica) != self._batch:
                     return None  # out of step with the others, or dealt anew: the next turn begins again
         retries, commit = self._exchange.take_commit()
@@ -156,7 +160,7 @@ class Stepper:
             epoch=epoch,
             digest=digest,
             finite=finite,
-            own_finite=finite or all(bool(torch.isfinite(bucket).all()) for bucket in self._taker.retained),
+            own_finite=finite or self._taker.inputs_finite(),
             loss=loss if loss is not None and math.isfinite(loss) else None,
             step_ms=(time.monotonic() - self._began) * 1000.0,
             produced_at=produced,

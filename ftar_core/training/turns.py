@@ -130,6 +130,11 @@ class Turns:
                 "a plain operation outside of a turn of the loop",
                 hint="call it between the beginning of a turn and its session.step()",
             )
+        if not self._taker.retained.keeps:
+            raise FtarError(
+                "a plain operation where gradients are recomputed: the others would not make it twice",
+                hint="set TrainingOptions.retain to host, or give retention more memory",
+            )
         self._operates = True
         if self.current is Turn.WARM_UP:
             return None

@@ -36,6 +36,7 @@ from ftar_core.training.lockstep import Agreement
 from ftar_core.training.memory import SHADOW_SHARE, SOURCE_SHARE, available_bytes, replay_buffer_bytes
 from ftar_core.training.plan import BucketPlan
 from ftar_core.training.reporting import Reporter
+from ftar_core.training.retention import Inputs
 from ftar_core.training.transfer import StateServer
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import BUSY, Phase
@@ -71,7 +72,7 @@ class Wiring:
         *,
         settings: Settings,
         plan: BucketPlan,
-        retained: Sequence[torch.Tensor],
+        retained: Inputs,
         reduced: Sequence[torch.Tensor],
         state_digest: str,
         begin: Deal,
@@ -110,6 +111,7 @@ class Wiring:
             reduced=reduced,
             on_progress=self._progressed,
             rank=settings.rank,
+            release=None if retained.keeps else retained.release,
         )
         self.server = StateServer(
             job=settings.job,

@@ -71,6 +71,8 @@ class Recipe:
     frozen_width: int = 0  # of a layer that is not trained: not in the plan, but in the state
     clock_jumps: bool = False  # time.time() is an hour before or behind at every call
     troubles: tuple[Trouble, ...] = ()
+    retain: str = "auto"
+    retain_bytes: int = 0
     counts_calls: bool = False  # the model changes a buffer in forward
     turns: Path | None = None  # where each turn of the loop writes its process and step
     chunk_bytes: int = 0  # of the ring; 0: the default
@@ -160,7 +162,7 @@ def train(recipe: Recipe) -> None:
         optimizer,
         update=update,
         last_step=recipe.steps,
-        options=TrainingOptions(bucket_bytes=512),
+        options=TrainingOptions(bucket_bytes=512, retain=recipe.retain, retain_bytes=recipe.retain_bytes),
         link_options=links,
     )
     for indices in session.batches(SAMPLES, recipe.batch_size, seed=5):
