@@ -195,6 +195,7 @@ class Exchange:
                 self._reduced.clear()
             self.operations.left()
             self._role = Role.SHADOW
+            self._holding = ""  # it was told to wait; now it has something to do
             self._forget += order.fresh
             self._sources = order.sources
             self._role_version += 1

@@ -169,8 +169,10 @@ def test_a_member_that_fell_behind_becomes_a_shadow_and_submits_nothing(exchange
     exchange.enter_epoch(enter(1, 5, "r0", "r1"))
     assert exchange.wait(0) is News.ROLE
     exchange.produced(0)
+    exchange.holding("the job starts when 2 replicas are here")
     exchange.follow_sources(FollowSources(sources=()))
     assert ring.active == b""
+    assert not exchange.place().holding
     assert exchange.wait(0) is News.ROLE
     assert exchange.place().role is Role.SHADOW
     ring.submitted.clear()
