@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftar_core.protocol import sampler
 from ftar_core.protocol.commit import announce, enter_epoch, failure, finish, last_reason, snapshot, verdict_of
-from ftar_core.protocol.job import Job, Mode, Undo
+from ftar_core.protocol.job import NEVER, Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
 from ftar_core.protocol.likeness import refuse_unlike, unlike
 from ftar_core.protocol.membership import SHADOWS, Cause, Replica, State, natural
@@ -96,12 +96,13 @@ def try_start(job: Job, now: float) -> None:
 def _spares_may_come(job: Job, here: int, now: float) -> bool:
     """All replicas are here and the spares are not: wait a moment, so that it is not chance who becomes which."""
     wanted, spares = job.config.replicas, job.config.spares
-    if not spares or here < wanted or here >= wanted + spares or job.waited:
-        job.waited = False
-        job.timers.pop("gather", None)
+    if not wanted <= here < wanted + spares:
+        job.spares_by = NEVER
+        job.timers.pop("spares", None)
         return False
-    job.timers.setdefault("gather", now + job.config.gather_s)
-    return True
+    if job.spares_by == NEVER:
+        job.spares_by = job.timers["spares"] = now + job.config.gather_s
+    return now < job.spares_by
 
 
 def refuse_plan(job: Job, replica: Replica, why: tuple[str, str], now: float) -> None:

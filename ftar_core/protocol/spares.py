@@ -59,8 +59,8 @@ def watch_drain(job: Job, now: float) -> None:
 
 def waits_for_spare(job: Job, now: float) -> bool:
     """The step could commit, but a hot spare is about to be able to take the place of a lost member."""
-    if now >= job.promote_by or room(job) <= 0:
-        return False
+    if now >= job.promote_by or room(job) <= 0 or job.gone:
+        return False  # (with another one gone, all results are here now and may not be soon)
     preparation = job.preparation
     if preparation is not None:
         return bool(preparation.waiting) or not follows(job)

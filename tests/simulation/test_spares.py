@@ -135,6 +135,18 @@ def test_the_commit_of_the_lost_step_waits_for_a_spare_but_not_for_ever() -> Non
     assert names_of(hand, hand.world.truth.last) == "acd"
 
 
+def test_a_second_loss_while_a_commit_waits_for_the_spare_makes_it_commit_at_once() -> None:
+    hand = with_spares()
+    hand.frozen = {"d"}
+    hand.kill("b")
+    hand.lazy = set()
+    hand.pump()
+    assert hand.world.truth.last == 2
+    hand.kill("c")
+    assert hand.pump(until=lambda: hand.world.truth.last == 3)
+    assert names_of(hand, 3) == "ac", "both had the result"
+
+
 def test_a_spare_that_is_gone_is_not_waited_for() -> None:
     hand = with_spares()
     hand.kill("b", "d")
