@@ -18,7 +18,6 @@ constexpr uint32_t kBeatMagic = 0x424c5446;       // "FTLB"
 constexpr size_t kNonce = 16;
 constexpr size_t kEpoch = 16;
 constexpr size_t kProof = 32;
-constexpr size_t kMac = 16;
 constexpr size_t kMaxName = 127;
 constexpr size_t kMaxReason = 240;
 
@@ -223,33 +222,41 @@ void Beat::write(unsigned char* out, std::string_view key) const {
   put32(out, kBeatMagic);
   out[4] = static_cast<unsigned char>(kWireVersion);
   out[5] = static_cast<unsigned char>(kind);
-  out[6] = from_sender;
+  out[6] = count;
   out[7] = flags;
-  put64(out + 8, tag);
-  put64(out + 16, seq);
-  put64(out + 24, std::bit_cast<uint64_t>(time_ms));
-  const Hash mac = hmac_sha256(key, chars(out, kSize - kMac));
-  std::memcpy(out + kSize - kMac, mac.data(), kMac);
+  put64(out + 8, seq);
+  put64(out + 16, std::bit_cast<uint64_t>(time_ms));
+  put64(out + 24, missing);
+  for (size_t i = 0; i < count; ++i) put64(out + kHead + 8 * i, tags[i]);
+  const size_t proven = size() - kMac;
+  const Hash mac = hmac_sha256(key, chars(out, proven));
+  std::memcpy(out + proven, mac.data(), kMac);
 }
 
-const char* Beat::parse(const unsigned char* in, size_t size, std::string_view key) {
-  if (size != kSize || get32(in) != kBeatMagic || in[4] != kWireVersion) return "not a heartbeat of this version";
-  if (in[5] < 1 || in[5] > 4 || in[6] > 1) return "a heartbeat of unknown kind";
-  if (!equal_secret(chars(in + kSize - kMac, kMac), view(hmac_sha256(key, chars(in, kSize - kMac))).substr(0, kMac))) {
-    return "a heartbeat that nobody of this job wrote";
-  }
-  kind = static_cast<BeatKind>(in[5]);
-  from_sender = in[6];
-  flags = in[7];
-  tag = get64(in + 8);
-  seq = get64(in + 16);
-  time_ms = std::bit_cast<double>(get64(in + 24));
+const char* Beat::form(const unsigned char* in, size_t size) {
+  if (size < kHead || get32(in) != kBeatMagic || in[4] != kWireVersion) return "not a heartbeat of this version";
+  if (in[5] < 1 || in[5] > 3) return "a heartbeat of unknown kind";
+  if (in[6] < 1 || in[6] > kMaxTags || size < kHead + 8u * in[6] + kMac) return "a heartbeat of impossible length";
   return nullptr;
 }
 
-uint64_t Beat::claimed_tag(const unsigned char* in) { return get64(in + 8); }
+uint64_t Beat::claimed_tag(const unsigned char* in, size_t i) { return get64(in + kHead + 8 * i); }
 
-bool Beat::claims_sender(const unsigned char* in) { return in[6] == 1; }
+const char* Beat::parse(const unsigned char* in, size_t size, std::string_view key) {
+  if (const char* error = form(in, size)) return error;
+  const size_t proven = kHead + 8u * in[6];
+  if (!equal_secret(chars(in + proven, kMac), view(hmac_sha256(key, chars(in, proven))).substr(0, kMac))) {
+    return "a heartbeat that nobody of this job wrote";
+  }
+  kind = static_cast<BeatKind>(in[5]);
+  count = in[6];
+  flags = in[7];
+  seq = get64(in + 8);
+  time_ms = std::bit_cast<double>(get64(in + 16));
+  missing = get64(in + 24);
+  for (size_t i = 0; i < count; ++i) tags[i] = claimed_tag(in, i);
+  return nullptr;
+}
 
 std::string link_key(std::string_view token, std::string_view job) {
   return std::string(view(hmac_sha256(token, "ftar link 1 " + std::string(job))));

@@ -10,9 +10,10 @@
 // of epoch, both names and both incarnations). The sender's first frame on a connection is `open`, which gives it a
 // number among all connections of the link, its generation; a data frame of another link or generation ends the
 // connection. A data frame says by itself where it belongs (message, offset, length of both), so it may come over any
-// connection. Heartbeats are datagrams of 48 bytes with the same tag and a MAC. Numbers are little endian. A parser
+// connection. Heartbeats are datagrams with a MAC; one is for many links (paths.h). Numbers are little endian. A parser
 // returns nullptr, or the sentence that says what is wrong; sizes are bounded before anything is stored.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -22,7 +23,7 @@
 
 namespace ftar {
 
-inline constexpr uint16_t kWireVersion = 2;
+inline constexpr uint16_t kWireVersion = 3;
 
 enum class FrameType : uint8_t {
   data = 1,     // part of message `seq`, at `offset` of `total` bytes
@@ -61,7 +62,7 @@ struct FrameHeader {
 inline constexpr uint32_t kMaxData = 64u << 20;   // payload of one data frame
 inline constexpr uint32_t kMaxControlText = 240;  // payload of any other frame
 
-// "speaks wire version 1, this is 2: ..."
+// "speaks wire version 1, this is 3: ..."
 std::string other_version(uint16_t theirs);
 
 struct Challenge {
@@ -107,24 +108,39 @@ struct Answer {
   const char* parse(std::string_view message, std::string_view key, const Challenge& challenge, const Hello& hello);
 };
 
-// absent: the answer to a ping on a rail where the receiver has no connection
-enum class BeatKind : uint8_t { ping = 1, pong = 2, goodbye = 3, absent = 4 };
+enum class BeatKind : uint8_t { ping = 1, pong = 2, goodbye = 3 };
+inline constexpr uint8_t kOwnEcho = 1;  // ping, pong: proves the rail for its one link alone, by its size
 
+// A heartbeat. A ping asks about ends of links that have an open connection where it comes from; the pong gives it back
+// and says which of them have none where it went. A goodbye is of one link. The tags name the ends at the addressee.
+//
+//     0  magic "FTLB"   4  version   5  kind   6  number of tags   7  flags   8  seq   16  time   24  missing, a bit a tag
+//     32  tags, 8 bytes each; then the MAC (16). Anything behind that is padding.
 struct Beat {
-  static constexpr size_t kSize = 48;
+  static constexpr size_t kMaxTags = 60;  // 576 bytes with the headers of IP and UDP: what every path carries whole
+  static constexpr size_t kHead = 32;
+  static constexpr size_t kMac = 16;
+  static constexpr size_t kMost = kHead + 8 * kMaxTags + kMac;
   BeatKind kind = BeatKind::ping;
-  uint8_t from_sender = 0;  // 1: from the link's data sender, 0: from its receiver
   uint8_t flags = 0;
-  uint64_t tag = 0;
-  uint64_t seq = 0;
-  double time_ms = 0;  // the pinger's clock, given back in the pong
+  uint8_t count = 0;
+  uint64_t seq = 0;      // ping: a number; goodbye: messages complete
+  double time_ms = 0;    // the pinger's clock, given back in the pong
+  uint64_t missing = 0;  // pong
+  std::array<uint64_t, kMaxTags> tags{};
 
-  void write(unsigned char* out, std::string_view key) const;
+  size_t size() const { return kHead + 8u * count + kMac; }
+  void write(unsigned char* out, std::string_view key) const;  // size() bytes
+  // nullptr, or why these bytes cannot be a heartbeat, before any proof: then they have claimed_tags() of them.
+  static const char* form(const unsigned char* in, size_t size);
+  static size_t claimed_tags(const unsigned char* in) { return in[6]; }
+  static uint64_t claimed_tag(const unsigned char* in, size_t i);
   const char* parse(const unsigned char* in, size_t size, std::string_view key);
-  // Whose it claims to be, before any proof: which key to check it with.
-  static uint64_t claimed_tag(const unsigned char* in);
-  static bool claims_sender(const unsigned char* in);
 };
+
+// What heartbeats call one end of a link.
+inline uint64_t end_tag(uint64_t tag, bool sender) { return (tag & ~uint64_t{1}) | (sender ? 1 : 0); }
+inline uint64_t other_end(uint64_t tag) { return tag ^ 1; }
 
 std::string link_key(std::string_view token, std::string_view job);
 uint64_t link_tag(std::string_view key, const Hello& hello);

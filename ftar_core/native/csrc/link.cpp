@@ -36,7 +36,7 @@ LinkEnd::LinkEnd(Transport& transport, LinkOwner& owner, LinkName name, std::vec
       conns_(rails_.size(), nullptr),
       started_ms_(Transport::now_ms()),
       per_rail_(rails_.size()) {
-  transport_.add_sink(tag_, sender_, key_, this);
+  transport_.paths().add_end(end_tag(tag_, sender_), key_, this);
   transport_.status().add(*this);
   for (size_t i = 0; i < rails_.size(); ++i) per_rail_[i].addresses = port(i).version;
 }
@@ -60,12 +60,6 @@ FrameHeader LinkEnd::header(FrameType type) const {
   return h;
 }
 
-std::string LinkEnd::mtu_difference(int slot) const {
-  const Conn* c = open_conn(slot);
-  const auto i = static_cast<size_t>(slot);
-  return c == nullptr ? "" : ::ftar::mtu_difference(c->fd(), port(i).config.device, rails_[i].remote);
-}
-
 LinkRailStat LinkEnd::stat(int slot) const {
   const auto i = static_cast<size_t>(slot);
   LinkRailStat s{health_.rail(slot), carries(slot), per_rail_[i].bytes_before};
@@ -86,6 +80,7 @@ void LinkEnd::drop_conn(int slot) {
   Conn* c = conns_[i];
   conns_[i] = nullptr;
   per_rail_[i].opened = false;
+  leave_path(slot);
   if (c == nullptr) return;
   per_rail_[i].bytes_before += sender_ ? c->bytes_sent() : c->bytes_received();
   c->close(false);
@@ -109,7 +104,7 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
   if (closed_) return;
   closed_ = true;
   carrying_ = 0;
-  transport_.remove_sink(tag_, sender_);
+  transport_.paths().remove_end(end_tag(tag_, sender_));
   transport_.status().remove(*this);
   drop_inquiries();
   FrameHeader bye = header(FrameType::goodbye);
@@ -123,14 +118,10 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
     if (c->is_open()) {
       c->send_control(bye, reason);
       // A goodbye cannot go into the middle of a data frame; the datagram says it there.
-      Beat beat;
-      beat.kind = BeatKind::goodbye;
-      beat.from_sender = sender_ ? 1 : 0;
-      beat.flags = bye.flags;
-      beat.tag = tag_;
-      beat.seq = bye.seq;
-      transport_.send_beat(rails_[i].local, rails_[i].remote, beat, key_);
+      const LinkRail& rail = rails_[i];
+      transport_.paths().send_goodbye(rail.local, rail.remote, end_tag(tag_, sender_), key_, bye.seq, bye.flags);
     }
+    leave_path(static_cast<int>(i));
     c->close(c->is_open() && !c->sending_frame());
   }
 }
@@ -140,7 +131,7 @@ void LinkEnd::over(const std::string& reason, bool left_epoch) {
   closed_ = true;
   carrying_ = 0;
   if (!left_epoch) transport_.status().over(*this, reason);
-  transport_.remove_sink(tag_, sender_);
+  transport_.paths().remove_end(end_tag(tag_, sender_));
   transport_.status().remove(*this);
   drop_inquiries();
   for (size_t i = 0; i < conns_.size(); ++i) drop_conn(static_cast<int>(i));
@@ -152,15 +143,14 @@ void LinkEnd::attached(Conn& conn, double now) {
   PerRail& r = per_rail_[i];
   r.opened = true;
   r.refusals = 0;
-  r.first_ping = pings_ + 1;
-  r.next_ping_ms = 0;
+  r.next_proof_ms = 0;
   r.opened_ms = now;
   inquire_at_ms_ = -1;
   closed_reason_.clear();
   conn_attached(conn.slot());
   health_.connected(conn.slot(), now, r.proof_bytes == 0 ? "" : " of " + std::to_string(r.proof_bytes) + " bytes: small packets passed before, large ones did not");
   if (!sender_) tell_endpoints(conn);
-  ping(conn.slot(), now);
+  join_path(conn.slot(), now);
   settle(now);
   check_ready(now);
 }
@@ -279,111 +269,6 @@ const char* LinkEnd::control(Conn& conn, const FrameHeader& h, std::string_view 
   return own_control(conn, h);
 }
 
-void LinkEnd::addresses_changed(int slot, double now) {
-  const auto i = static_cast<size_t>(slot);
-  const RailPort& p = port(i);
-  per_rail_[i].addresses = p.version;
-  if (Conn* c = conns_[i]; c != nullptr) {
-    const Address from = c->local_address();
-    const bool there = std::any_of(p.present.begin(), p.present.end(), [&](const Address& a) { return a.same_host(from); });
-    if (!there && from.length > 0) {
-      const std::string reason = p.config.device + " has the address " + from.host() + " no more";
-      const bool was_open = c->is_open();
-      drop_conn(slot);
-      was_open ? health_.closed(slot, reason, now) : health_.connect_failed(slot, reason, now);
-      settle(now);
-    }
-  }
-  for (size_t k = 0; k < conns_.size() && !sender_ && !closed_; ++k) {
-    if (Conn* c = open_conn(static_cast<int>(k))) {
-      tell_endpoints(*c);
-      c->flush();
-    }
-  }
-}
-
-void LinkEnd::tell_endpoints(Conn& conn) {
-  for (size_t i = 0; i < rails_.size(); ++i) {
-    const RailPort& p = port(i);
-    if (p.version == 0) continue;  // the peer knows this one from whoever brought us together
-    FrameHeader h = header(FrameType::endpoint);
-    h.rail = static_cast<uint16_t>(i);
-    h.seq = static_cast<uint64_t>(p.address.port());
-    conn.send_control(h, p.address.host());
-  }
-}
-
-const char* LinkEnd::endpoint(const FrameHeader& h, const std::string& host) {
-  if (!sender_) return "a frame that only a sender may get";
-  if (h.rail >= rails_.size()) return "an endpoint of a rail that does not exist";
-  if (h.seq < 1 || h.seq > 65535) return "an endpoint with an impossible port";
-  LinkRail& rail = rails_[h.rail];
-  try {
-    const Address to = parse_address(host, static_cast<int>(h.seq), port(h.rail).config.device);
-    if (to.family() != rail.remote.family()) return "an endpoint of another family";
-    rail.remote = to;
-  } catch (const std::invalid_argument&) {
-    return "an endpoint without an address";
-  }
-  return nullptr;
-}
-
-void LinkEnd::ping(int slot, double now) {
-  const auto i = static_cast<size_t>(slot);
-  Beat b;
-  b.kind = BeatKind::ping;
-  b.from_sender = sender_ ? 1 : 0;
-  b.tag = tag_;
-  b.seq = ++pings_;
-  b.time_ms = now;
-  const bool probing = health_.rail(slot).state == RailState::probing;
-  transport_.send_beat(rails_[i].local, rails_[i].remote, b, key_, probing ? per_rail_[i].proof_bytes : 0);
-  per_rail_[i].next_ping_ms = now + (probing ? transport_.options().probe_interval_ms : transport_.options().heartbeat_ms);
-}
-
-void LinkEnd::beat(int rail, const Address& from, const Beat& b) {
-  const auto it = std::find_if(rails_.begin(), rails_.end(), [&](const LinkRail& r) { return r.local == rail; });
-  if (closed_ || it == rails_.end()) return;
-  const int slot = static_cast<int>(it - rails_.begin());
-  const double now = Transport::now_ms();
-  if (b.kind == BeatKind::goodbye) {
-    peer_completed(b.seq);
-    return over("said goodbye", (b.flags & kLeftEpoch) != 0);
-  }
-  // Datagrams alone prove too little: only a rail with a connection is alive, and says so.
-  if (open_conn(slot) == nullptr) {
-    // A sender whose end of the connection outlived ours may never learn it from TCP: our reset was lost while no rail
-    // worked, and it has nothing left to send. Both rails silent, it would take us for stopped, and never dial again.
-    if (!sender_ && b.kind == BeatKind::ping) {
-      Beat absent = b;
-      absent.kind = BeatKind::absent;
-      absent.from_sender = 0;
-      transport_.send_beat(rail, from, absent, key_);
-    }
-    return;
-  }
-  if (b.kind == BeatKind::absent) {
-    const PerRail& r = per_rail_[static_cast<size_t>(slot)];
-    // A connection is open here a moment before it is there: only one that had time to open can be missing.
-    if (!sender_ || b.seq < r.first_ping || now - r.opened_ms < 2.0 * transport_.options().heartbeat_ms) return;
-    drop_conn(slot);
-    health_.closed(slot, "the peer has closed this connection", now);
-    return settle(now);
-  }
-  if (b.kind == BeatKind::ping) {
-    Beat pong = b;
-    pong.kind = BeatKind::pong;
-    pong.from_sender = sender_ ? 1 : 0;
-    transport_.send_beat(rail, from, pong, key_);
-  }
-  if (b.kind == BeatKind::pong && b.seq >= per_rail_[static_cast<size_t>(slot)].first_ping) {
-    health_.echo(slot, now);
-    settle(now);
-  } else {
-    health_.heard(slot, now);
-  }
-}
-
 void LinkEnd::check_ready(double now) {
   if (ready_ || closed_) return;
   bool all = true;
@@ -441,7 +326,7 @@ void LinkEnd::tick(double now) {
   health_.tick(now);
   settle(now);
   for (size_t i = 0; i < rails_.size() && !closed_; ++i) {
-    if (open_conn(static_cast<int>(i)) != nullptr && now >= per_rail_[i].next_ping_ms) ping(static_cast<int>(i), now);
+    if (open_conn(static_cast<int>(i)) != nullptr) prove(static_cast<int>(i), now);
   }
   check_ready(now);
   inquire(now);

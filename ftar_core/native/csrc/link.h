@@ -77,8 +77,9 @@ struct LinkRailStat {
   uint64_t bytes = 0;
 };
 
-// What both ends share: connections by rail, health, heartbeats, the end of the peer.
-class LinkEnd : public ConnUser, public BeatSink {
+// What both ends share: connections by rail, health, heartbeats (link_beat.cpp), addresses (link_address.cpp), the end
+// of the peer.
+class LinkEnd : public ConnUser, public PathUser {
  public:
   LinkEnd(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, bool sender);
   ~LinkEnd() override;
@@ -113,7 +114,12 @@ class LinkEnd : public ConnUser, public BeatSink {
   void conn_heard(Conn& conn) override;
   const char* control(Conn& conn, const FrameHeader& header, std::string_view text) override;
   void conn_closed(Conn& conn, const std::string& reason, ConnEnd end) override;
-  void beat(int rail, const Address& from, const Beat& beat) override;
+  Path* path_on(int rail) const override;
+  bool misses(int rail) const override;
+  void path_heard(int slot, uint64_t echo, double now_ms) override;
+  void own_echo(int rail, uint64_t ping, double now_ms) override;
+  void missing_there(int slot, uint64_t ping, double asked_ms, double now_ms) override;
+  void said_goodbye(uint64_t complete, uint8_t flags) override;
 
  protected:
   virtual void rails_changed(double now_ms) = 0;  // health has news; the connections of dead rails are closed
@@ -153,15 +159,19 @@ class LinkEnd : public ConnUser, public BeatSink {
   struct PerRail {
     bool opened = false;      // the connection in conns_ finished its handshake
     Conn* inquiry = nullptr;  // does anybody listen there?
+    Path* path = nullptr;     // while the connection is open
     uint64_t first_ping = 0;  // pings from here on belong to the present connection
-    double next_ping_ms = 0;
+    double next_proof_ms = 0;
     double opened_ms = 0;
     uint64_t bytes_before = 0;
     unsigned addresses = 0;   // the version of the port's addresses that was acted upon
-    size_t proof_bytes = 0;   // of a ping that is to prove the rail, after small packets passed and large ones did not
+    size_t proof_bytes = 0;   // of pings that are to prove the rail, after small packets passed and large ones did not
     int refusals = 0;  // attempts in a row at which nobody listened there
   };
-  void ping(int slot, double now_ms);
+  int slot_on(int rail) const;
+  void join_path(int slot, double now_ms);
+  void leave_path(int slot);
+  void prove(int slot, double now_ms);
   void addresses_changed(int slot, double now_ms);
   void tell_endpoints(Conn& conn);
   const char* endpoint(const FrameHeader& header, const std::string& host);
@@ -174,7 +184,6 @@ class LinkEnd : public ConnUser, public BeatSink {
   bool nobody_listens() const;
 
   std::vector<PerRail> per_rail_;
-  uint64_t pings_ = 0;
   std::atomic<bool> asked_{false};  // since the last tick
   bool lent_ = false;
   bool ready_ = false;

@@ -175,6 +175,7 @@ void Transport::run() {
     if (now >= next_tick_ms_) {
       next_tick_ms_ = now + kIdleTickMs;  // before the call, which may wake() for an earlier one
       next_tick_ms_ = std::min(next_tick_ms_, on_tick_(now));
+      paths_.tick(now);
     }
     retired_.clear();
   }
@@ -191,7 +192,7 @@ void Transport::dispatch(uint64_t id, uint32_t events) {
   } else if (id >= kListenerId && id < kListenerId + kMaxRails) {
     accept_all(static_cast<int>(id - kListenerId));
   } else if (id >= kUdpId && id < kUdpId + kMaxRails) {
-    read_beats(static_cast<int>(id - kUdpId));
+    paths_.read(static_cast<int>(id - kUdpId), now_ms());
   } else if (id >= StatusSocket::kFirstId && id <= StatusSocket::kLastId) {
     status_.on_event(id);
     if (status_.busy()) next_expire_ms_ = std::min(next_expire_ms_, now_ms() + kExpireEveryMs);
@@ -284,23 +285,6 @@ bool Transport::drop_oldest_stranger() {
   return oldest != nullptr;
 }
 
-void Transport::read_beats(int rail) {
-  for (int i = 0; i < 64; ++i) {
-    unsigned char bytes[Beat::kSize];
-    Address from;
-    from.length = sizeof from.storage;
-    const ssize_t n = ::recvfrom(ports_[static_cast<size_t>(rail)].sockets.udp, bytes, sizeof bytes, MSG_DONTWAIT,
-                                 from.get(), &from.length);
-    if (n < 0) return;
-    // Cheapest checks first: junk costs no hash, and neither does a stranger's tag.
-    if (static_cast<size_t>(n) < Beat::kSize) continue;  // a padded one is cut
-    const auto it = sinks_.find({Beat::claimed_tag(bytes), !Beat::claims_sender(bytes)});
-    Beat beat;
-    if (it == sinks_.end() || beat.parse(bytes, Beat::kSize, it->second.key) != nullptr) continue;
-    it->second.to->beat(rail, from, beat);
-  }
-}
-
 void Transport::expire(double now) {
   next_expire_ms_ = now + kExpireEveryMs;
   if (listen_again_ms_ > 0 && now >= listen_again_ms_) {
@@ -353,21 +337,6 @@ Conn* Transport::find(uint64_t id) const {
 
 void Transport::poll_carriers() {
   for (RailPort& p : ports_) p.carrier = carriers_.carrier(p.config.device, &p.carrier_reason);
-}
-
-void Transport::send_beat(int rail, const Address& to, const Beat& beat, const std::string& key, size_t bytes) {
-  unsigned char text[Beat::kSize];
-  beat.write(text, key);
-  const unsigned char* data = text;
-  std::vector<unsigned char> padded;
-  if (bytes > sizeof text) {
-    padded.assign(text, text + sizeof text);
-    padded.resize(bytes);
-    data = padded.data();
-  }
-  // A rail that cannot send now says so by its silence.
-  ::sendto(ports_[static_cast<size_t>(rail)].sockets.udp, data, std::max(bytes, sizeof text), MSG_NOSIGNAL | MSG_DONTWAIT,
-           to.get(), to.length);
 }
 
 void Transport::retire(uint64_t id) {

@@ -22,6 +22,7 @@
 #include "frame.h"
 #include "netio.h"
 #include "options.h"
+#include "paths.h"
 #include "rail.h"
 #include "route_news.h"
 #include "status_socket.h"
@@ -67,12 +68,6 @@ struct RailPort {
   unsigned version = 0;
 };
 
-class BeatSink {
- public:
-  virtual ~BeatSink() = default;
-  virtual void beat(int rail, const Address& from, const Beat& beat) = 0;
-};
-
 class Transport {
  public:
   // Opens the rails; throws std::invalid_argument or std::system_error.
@@ -99,10 +94,7 @@ class Transport {
   Conn* dial(int rail, const Address& to, Hello hello, const std::string& key, ConnUser* user, int slot, std::string* error);
   Conn* find(uint64_t id) const;  // nullptr: closed
   void poll_carriers();
-  void add_sink(uint64_t tag, bool sender, const std::string& key, BeatSink* sink) { sinks_[{tag, sender}] = {sink, key}; }
-  void remove_sink(uint64_t tag, bool sender) { sinks_.erase({tag, sender}); }
-  // bytes: padded to so many, and never in fragments; what is longer than a beat is ignored by whoever gets it.
-  void send_beat(int rail, const Address& to, const Beat& beat, const std::string& key, size_t bytes = Beat::kSize);
+  Paths& paths() { return paths_; }
   void wake();  // run on_tick soon
   StatusSocket& status() { return status_; }
 
@@ -114,24 +106,11 @@ class Transport {
   void refused(const Conn& conn, const std::string& reason);
 
  private:
-  struct SinkKey {
-    uint64_t tag;
-    bool sender;
-    bool operator==(const SinkKey&) const = default;
-  };
-  struct SinkHash {
-    size_t operator()(const SinkKey& k) const { return static_cast<size_t>(k.tag * 2 + (k.sender ? 1 : 0)); }
-  };
-  struct Sink {
-    BeatSink* to;
-    std::string key;
-  };
   void run();
   void dispatch(uint64_t id, uint32_t events);
   void check_addresses(double now_ms);
   void move_port(size_t rail, const Address& to, unsigned device_index);  // throws
   void accept_all(int rail);
-  void read_beats(int rail);
   void expire(double now_ms);
   bool drop_oldest_stranger();
   void close_sockets();
@@ -153,7 +132,7 @@ class Transport {
   std::unordered_map<uint64_t, std::unique_ptr<Conn>> conns_;
   std::vector<std::unique_ptr<Conn>> retired_;
   std::vector<uint64_t> soon_;
-  std::unordered_map<SinkKey, Sink, SinkHash> sinks_;
+  Paths paths_{options_, [this](int rail) { return ports_[static_cast<size_t>(rail)].sockets.udp; }};
   uint64_t next_id_ = 1u << 16;  // smaller numbers are the sockets of rails
   double next_tick_ms_ = 0;
   double next_expire_ms_ = 0;
