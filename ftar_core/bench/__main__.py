@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -23,6 +24,8 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] not in BENCHES:
         print(f"error: {argv[0]}: no such benchmark\nnext:  python -m ftar_core.bench --help", file=sys.stderr)
         return 2
+    if ignored := sorted(name for name in os.environ if name.startswith("FTAR_NET_")):
+        print(f"note: {', '.join(ignored)}: not used, each case of a benchmark has its own settings", file=sys.stderr)
     try:
         return int(import_module(f"ftar_core.bench.{argv[0]}").main(argv[1:]))
     except KeyboardInterrupt:  # while it was still being imported: a benchmark itself takes care of its own

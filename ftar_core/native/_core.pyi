@@ -19,6 +19,7 @@ class Options:
     handshake_ms: int  # strangers are dropped after, 3000
     chunk_bytes: int  # pipeline unit of the ring
     window_bytes: int  # most bytes in flight a link
+    unposted_bytes: int  # most that a process holds of messages that came before their place, all links together
     congestion: str  # TCP congestion control of data sockets, "cubic"
     mode: str  # "backup": one rail carries the data, the others stand by; "stripe": every rail carries its share
     def __init__(self) -> None: ...
@@ -186,6 +187,18 @@ class RateMeter:
     def rate(self) -> float:
         """Bytes a millisecond; 0: not measured."""
 
+class BeatTurns:
+    """When a path sends a heartbeat, and which ends it asks about: pure, `now_ms` is given (csrc/beat_turns.h)."""
+
+    def __init__(self, options: Options, most_ends: int, now_ms: float) -> None: ...
+    def join(self, end: int) -> None: ...
+    def leave(self, end: int) -> None: ...
+    def heard(self, now_ms: float) -> None: ...
+    def round(self) -> None: ...
+    def hurry(self, interval_ms: float) -> None: ...
+    def next(self, now_ms: float) -> list[int]:
+        """The ends that the ping which is due now asks about; empty: none is due."""
+
 Frame = tuple[int, int, int, int, int, int]  # generation, seq, offset, length, total, address of the payload
 
 class Outbox:
@@ -213,7 +226,7 @@ class Outbox:
 class Inbox:
     """A receiver's book (csrc/inbox.h); place(seq, total) gives an address, or None for "later"."""
 
-    def __init__(self, rails: int, place: Callable[[int, int], int | None]) -> None: ...
+    def __init__(self, rails: int, place: Callable[[int, int], int | None], unposted_bytes: int = 1 << 30) -> None: ...
     def opened(self, rail: int, generation: int, keep_from: int, window: int) -> str: ...
     def begins(self, rail: int, frame: Frame) -> tuple[int | None, str]:
         """(address or None for "not yet", why it is refused)"""
@@ -229,6 +242,15 @@ class Inbox:
         """The next message, if it is complete."""
 
     def find_places(self) -> None: ...
+    def crowded(self) -> bool:
+        """A fragment was put off because the process holds too much."""
+
+    def room(self) -> bool:
+        """One of those would not be now."""
+
+    def stuck(self) -> bool:
+        """Crowded, and what the user waits for may be behind."""
+
     def waits(self) -> bool: ...
     def next_seq(self) -> int: ...
     def fault(self) -> str: ...

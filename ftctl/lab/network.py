@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ TBF_ROOT = 0x10000
 # queue is a switch port's, not a modem's.
 TBF_BURST_BYTES = 256 * 1024
 TBF_LATENCY = "20ms"
+# A bridge's port may forward a moment later than the NIC has carrier, unlike a switch's, and the first question for a
+# neighbour gets lost: the kernel would repeat it after a second.
+NEIGHBOUR_RETRY_MS = 20
 
 Inside = Callable[[int], AbstractContextManager[None]]
 
@@ -80,11 +83,18 @@ def _build_node(node: Node, rate: str) -> None:
         for device in node.devices():
             index = _index(ip, device.name)
             ip.link("set", index=index, state="up")
+            _retry_neighbours(device.name)
             ip.addr("add", index=index, address=device.address, prefixlen=24)
             if device.address6:
                 _add_ipv6(ip, index, device)
             if rate and device is not node.management:
                 _limit(ip, index, rate)
+
+
+def _retry_neighbours(device: str) -> None:
+    for family in ("ipv4", "ipv6"):
+        with suppress(OSError):  # a read-only /proc/sys: a rail that comes back may be slower
+            Path(f"/proc/sys/net/{family}/neigh/{device}/retrans_time_ms").write_text(str(NEIGHBOUR_RETRY_MS))
 
 
 def _add_ipv6(ip: Any, index: int, device: Rail) -> None:

@@ -46,7 +46,7 @@ class Connection:
 
 
 class World:
-    def __init__(self, seed: int, rails: int, stripe: bool) -> None:
+    def __init__(self, seed: int, rails: int, stripe: bool, unposted: int = 1 << 30) -> None:
         self.dice = random.Random(seed)
         self.rails, self.stripe = rails, stripe
         self.window = self.dice.choice([300, 2_000, 20_000])
@@ -55,13 +55,14 @@ class World:
         rng = np.random.default_rng(seed)
         self.sources = [rng.integers(0, 255, self.dice.choice(sizes), dtype=np.uint8) for _ in range(self.count)]
         self.places = [np.full(s.size + 1, 0xEE, np.uint8) for s in self.sources]
+        self.posts = 0.05  # how likely more places are known, each turn
         self.known = 0 if self.dice.random() < 0.5 else self.count  # messages whose place the receiver has
         self.out = core.Outbox(rails, self.window)
         me = weakref.ref(self)  # no circle: the native object could not be collected
-        self.inbox = core.Inbox(rails, lambda seq, total: me().place(seq, total))  # type: ignore[union-attr]
+        self.inbox = core.Inbox(rails, lambda seq, total: me().place(seq, total), unposted)  # type: ignore[union-attr]
         self.connections: list[Connection | None] = [None] * rails
         self.pushed = self.delivered = self.acked = self.completed = 0
-        self.cuts = self.bounced = 0
+        self.cuts = self.bounced = self.crowded = self.anew = 0
 
     def place(self, seq: int, total: int) -> int | None:
         assert seq >= self.delivered, "asked about a message that was handed out"
@@ -146,7 +147,9 @@ class World:
                     continue
                 into, reason = self.inbox.begins(rail, sent.frame)
                 assert reason == ""
-                if into is None and size > 0 and sent.frame[1] > self.inbox.next_seq():
+                crowded = self.inbox.crowded()
+                self.crowded += crowded
+                if into is None and not crowded and size > 0 and sent.frame[1] > self.inbox.next_seq():
                     raise AssertionError("a later message must not hold up the connection")
                 if into is None and (size > 0 or sent.frame[1] >= self.known):
                     return  # paused
@@ -211,12 +214,17 @@ class World:
             self.carry(rail)
         elif conn.to_sender:
             self.hear_sender(conn.to_sender.popleft())
+        if self.inbox.stuck() and dice.random() < 0.02:  # time passes: the connection is made anew
+            for k, waiting in enumerate(self.connections):
+                if waiting is not None and waiting.at_receiver and waiting.into is None:
+                    self.anew += 1
+                    self.lose_at_receiver(k)
         if self.pushed < self.count and dice.random() < 0.3:
             source = self.sources[self.pushed]
             self.out.push(source.ctypes.data, source.size)
             self.pushed += 1
-        if self.known < self.count and dice.random() < 0.05:
-            self.known += dice.choice([1, 1, 10])
+        if self.known < self.count and dice.random() < self.posts:
+            self.known += dice.choice([1, 1, 10]) if self.posts > 0.02 else 1
             if self.inbox.waits():
                 self.inbox.find_places()
                 self.deliver(None)
@@ -249,6 +257,24 @@ def test_any_cut_at_any_byte_costs_nothing(rails: int, stripe: bool) -> None:
     assert cuts > 500
     if stripe and rails > 1:
         assert bounced > 10  # messages came before their place, and before one that came first
+
+
+@pytest.mark.parametrize("rails", [1, 2, 3])
+def test_a_process_that_may_hold_next_to_nothing_gets_everything_all_the_same(rails: int) -> None:
+    """Its user posts one receive after the other, slowly, and connections are cut."""
+    crowded = anew = 0
+    for seed in range(12):
+        world = World(seed * 10 + rails, rails, stripe=True, unposted=1 if seed % 2 else 60)
+        world.known, world.posts = 0, 0.015
+        try:
+            world.run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed * 10 + rails}: {error}") from error
+        crowded += world.crowded
+        anew += world.anew
+    if rails > 1:
+        assert crowded > 100
+        assert anew > 10
 
 
 def test_a_later_message_without_a_place_does_not_hold_up_the_first_one_sent_again() -> None:
@@ -344,6 +370,72 @@ def test_what_is_remembered_of_lost_connections_is_bounded() -> None:
         inbox.opened(0, generation, 1_000, 1_000)
         inbox.closed(0)
     assert "too many connections" in inbox.fault()
+
+
+def test_beyond_its_bound_a_process_holds_nothing_more() -> None:
+    """Two messages come before their places and before message 0. The second finds no room: its connection waits, until
+    the first has its place. What the user waits for may be behind it: then it is time to connect anew."""
+    source = np.arange(100, dtype=np.uint8)
+    places = [np.zeros(100, np.uint8) for _ in range(3)]
+    known = {0}
+    inbox = core.Inbox(2, lambda seq, total: places[seq].ctypes.data if seq in known else None, 150)
+    for rail in (0, 1):
+        assert inbox.opened(rail, rail + 1, 0, 1_000) == ""
+
+    def begins(rail: int, seq: int) -> bool:
+        into, reason = inbox.begins(rail, (rail + 1, seq, 0, 100, 100, 0))
+        assert reason == ""
+        if into is not None:
+            ctypes.memmove(into, source.ctypes.data, 100)
+            inbox.arrived(rail, 100)
+            inbox.complete(rail)
+        return into is not None
+
+    assert begins(0, 1)
+    assert not inbox.crowded()
+    assert not begins(0, 2)
+    assert (inbox.crowded(), inbox.room(), inbox.stuck()) == (True, False, True)
+    assert begins(1, 0), "it comes on the other connection"
+    assert (inbox.crowded(), inbox.stuck()) == (True, False)
+    assert inbox.next() == 0
+    known.add(1)
+    inbox.find_places()
+    assert inbox.next() == 1
+    assert inbox.room(), "what was held is given back"
+    assert not begins(0, 2), "it is the first one now: the user posts it or has to wait"
+    assert not inbox.crowded()
+    known.add(2)
+    assert begins(0, 2)
+    assert inbox.next() == 2
+    assert all((p == source).all() for p in places)
+
+
+def test_a_fragment_larger_than_the_bound_finds_room_when_nothing_else_is_held() -> None:
+    inbox = core.Inbox(1, lambda seq, total: None, 64)
+    assert inbox.opened(0, 1, 0, 10_000) == ""
+    assert inbox.begins(0, (1, 1, 0, 5_000, 5_000, 0))[0] is not None
+    inbox.arrived(0, 5_000)
+    inbox.complete(0)
+    assert inbox.begins(0, (1, 2, 0, 1, 1, 0)) == (None, "")
+    assert inbox.crowded()
+
+
+def test_a_window_that_no_sender_can_have_is_refused() -> None:
+    inbox = core.Inbox(1, lambda seq, total: None)
+    for window in (0, 63, (1 << 30) + 1, 1 << 63):
+        assert "64 bytes to 1 GiB" in inbox.opened(0, 1, 0, window)
+    assert inbox.opened(0, 1, 0, 1 << 30) == ""
+
+
+def test_a_message_whose_connection_ends_with_its_last_byte_is_handed_out() -> None:
+    byte = np.zeros(10, np.uint8)
+    inbox = core.Inbox(1, lambda seq, total: byte.ctypes.data)
+    assert inbox.opened(0, 1, 0, 1_000) == ""
+    assert inbox.begins(0, (1, 0, 0, 10, 10, 0))[0] is not None
+    inbox.arrived(0, 10)
+    inbox.closed(0)
+    assert inbox.next() == 0
+    assert inbox.lost(0, 1, 1) == (1, 0, 1)
 
 
 def test_what_cannot_be_is_named() -> None:

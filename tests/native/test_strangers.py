@@ -44,9 +44,9 @@ def test_junk_ends_its_own_connection_only(junk: str) -> None:
     payload = {
         "random": rng.randbytes(5000),
         "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        "hello-prefix": struct.pack("<4sHH", b"FTLH", 2, 0),
-        "huge-length": struct.pack("<4sHH", b"FTLH", 2, 65535) + rng.randbytes(2000),
-        "right-size-wrong-proof": struct.pack("<4sHH", b"FTLH", 2, 100) + rng.randbytes(100),
+        "hello-prefix": struct.pack("<4sHH", b"FTLH", 3, 0),
+        "huge-length": struct.pack("<4sHH", b"FTLH", 3, 65535) + rng.randbytes(2000),
+        "right-size-wrong-proof": struct.pack("<4sHH", b"FTLH", 3, 100) + rng.randbytes(100),
     }[junk]
     with Cluster(2) as cluster:
         epoch = cluster.start()
@@ -114,11 +114,12 @@ def test_forged_heartbeats_and_datagrams_of_any_size() -> None:
         epoch = cluster.start()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             for _, address, port in cluster.engines[0].endpoints():
-                for size in [0, 1, 47, 48, 49, 1400]:
+                for size in [0, 1, 31, 32, 55, 56, 57, 528, 529, 1400]:
                     udp.sendto(rng.randbytes(size), (address, port))
                 for kind in (1, 2, 3):  # the right form, without the key: 3 would be a goodbye
-                    forged = struct.pack("<4sBBBB", b"FTLB", 2, kind, 1, 0) + rng.randbytes(40)
-                    udp.sendto(forged, (address, port))
+                    for count in (0, 1, 60, 61, 255):
+                        forged = struct.pack("<4sBBBB", b"FTLB", 3, kind, count, 0) + rng.randbytes(40 + 8 * count)
+                        udp.sendto(forged, (address, port))
         works(cluster, epoch, 1)
         undisturbed(cluster)
 

@@ -14,7 +14,7 @@ from .cluster import LOOPBACK, Cluster, options
 from .nccl.abi import REMOTE
 from .nccl.rig import Peer
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 
 class OtherVersion(threading.Thread):
@@ -61,7 +61,7 @@ def test_a_ring_with_a_neighbour_of_another_version_breaks_with_the_reason() -> 
             engine.prepare(bytes(16), members, 0)  # type: ignore[arg-type]
             deadline = time.monotonic() + 20
             reasons: list[str] = []
-            while not any("speaks wire version 1, this is 2" in reason for reason in reasons):
+            while not any("speaks wire version 1, this is 3" in reason for reason in reasons):
                 assert time.monotonic() < deadline, reasons
                 reasons += [e["reason"] for e in engine.events() if e["type"] == "peer_gone"]
                 time.sleep(0.01)
@@ -88,7 +88,7 @@ def test_whoever_listens_hears_of_a_dialler_of_another_version_once() -> None:
             say_hello_in_version(1, address, port)
         event = cluster.wait(0, lambda e: e["type"] == "refused")
         assert event["peer"] == "127.0.0.1"
-        assert event["reason"].startswith("speaks wire version 1, this is 2: install")
+        assert event["reason"].startswith("speaks wire version 1, this is 3: install")
         assert cluster.types(0).count("refused") == 1
 
 
@@ -104,8 +104,8 @@ def test_the_plugin_says_so_at_both_ends() -> None:
         listener, handle = peer.ask("listen", device=0)
         raw = bytes.fromhex(handle)
         port = int.from_bytes(raw[44:46], "little")
-        say_hello_in_version(3, "127.0.0.1", port)
-        until_said(peer, "speaks wire version 3, this is 2")
+        say_hello_in_version(4, "127.0.0.1", port)
+        until_said(peer, "speaks wire version 4, this is 3")
         elsewhere = raw.replace(port.to_bytes(2, "little"), other.port.to_bytes(2, "little"))
         comm = peer.ask("connect", device=0, handle=elsewhere.hex())
         peer.ask("send", comm=comm, stream=0, sizes=[1], count=1, window=1)
@@ -113,5 +113,5 @@ def test_the_plugin_says_so_at_both_ends() -> None:
         while not (code := peer.ask("state")[0]["code"]):
             assert time.monotonic() < deadline
         assert code == REMOTE
-        until_said(peer, "speaks wire version 1, this is 2")
+        until_said(peer, "speaks wire version 1, this is 3")
         peer.ask("close", kind="listen", comm=listener)

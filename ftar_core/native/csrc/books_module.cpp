@@ -1,4 +1,5 @@
-// The Python face of a link's two books (outbox.h, inbox.h) and of the scheduler (stripe.h), for tests.
+// The Python face of a link's two books (outbox.h, inbox.h), of the scheduler (stripe.h) and of the turns of heartbeats
+// (beat_turns.h), for tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -7,6 +8,7 @@
 
 #include <optional>
 
+#include "beat_turns.h"
 #include "inbox.h"
 #include "outbox.h"
 #include "stripe.h"
@@ -22,7 +24,8 @@ using Frame = std::tuple<uint32_t, uint64_t, uint64_t, uint32_t, uint64_t, uint6
 // place(seq, total) -> address or None.
 class PyInbox final : public RecvSink {
  public:
-  PyInbox(size_t rails, nb::callable place) : place_(std::move(place)), inbox_(*this, rails) {}
+  PyInbox(size_t rails, nb::callable place, uint64_t unposted_bytes)
+      : place_(std::move(place)), inbox_(*this, rails, Shelf(held_, unposted_bytes)) {}
 
   Placement place(const FrameHeader& message) override {
     const nb::object at = place_(message.seq, message.total);
@@ -34,6 +37,7 @@ class PyInbox final : public RecvSink {
 
  private:
   nb::callable place_;
+  std::atomic<uint64_t> held_{0};
   Inbox inbox_;
 };
 
@@ -64,6 +68,14 @@ void bind_books(nb::module_& m) {
       .def("sample", &RateMeter::sample, nb::arg("acknowledged_bytes"), nb::arg("busy_ms"))
       .def("doubt", &RateMeter::doubt)
       .def("rate", &RateMeter::rate);
+  nb::class_<BeatTurns>(m, "BeatTurns")
+      .def(nb::init<const Options&, size_t, double>(), nb::arg("options"), nb::arg("most_ends"), nb::arg("now_ms"))
+      .def("join", &BeatTurns::join, nb::arg("end"))
+      .def("leave", &BeatTurns::leave, nb::arg("end"))
+      .def("heard", &BeatTurns::heard, nb::arg("now_ms"))
+      .def("round", &BeatTurns::round)
+      .def("hurry", &BeatTurns::hurry, nb::arg("interval_ms"))
+      .def("next", &BeatTurns::next, nb::arg("now_ms"));
   nb::class_<Outbox>(m, "Outbox")
       .def(nb::init<size_t, uint64_t>(), nb::arg("rails"), nb::arg("window_bytes"))
       .def(
@@ -113,7 +125,7 @@ void bind_books(nb::module_& m) {
           },
           nb::arg("generation"), nb::arg("frames"), nb::arg("bytes"));
   nb::class_<PyInbox>(m, "Inbox")
-      .def(nb::init<size_t, nb::callable>(), nb::arg("rails"), nb::arg("place"))
+      .def(nb::init<size_t, nb::callable, uint64_t>(), nb::arg("rails"), nb::arg("place"), nb::arg("unposted_bytes") = uint64_t{1} << 30)
       .def(
           "opened",
           [](PyInbox& self, int rail, uint32_t generation, uint32_t keep_from, uint64_t window) {
@@ -150,6 +162,9 @@ void bind_books(nb::module_& m) {
              return message.seq;
            })
       .def("find_places", [](PyInbox& self) { self.inbox().find_places(); })
+      .def("crowded", [](PyInbox& self) { return self.inbox().crowded(); })
+      .def("room", [](PyInbox& self) { return self.inbox().room(); })
+      .def("stuck", [](PyInbox& self) { return self.inbox().stuck(); })
       .def("waits", [](PyInbox& self) { return self.inbox().waits(); })
       .def("next_seq", [](PyInbox& self) { return self.inbox().next_seq(); })
       .def("fault", [](PyInbox& self) { return self.inbox().fault(); });

@@ -10,7 +10,13 @@
 namespace ftar {
 
 namespace {
+constexpr uint64_t kLeastWindow = 64;       // options.h
 constexpr uint64_t kMaxWindow = 1u << 30;  // options.h
+}  // namespace
+
+std::atomic<uint64_t>& held_by_process() {
+  static std::atomic<uint64_t> held{0};
+  return held;
 }
 
 const char* Inbox::opened(int rail, const FrameHeader& open) {
@@ -18,9 +24,10 @@ const char* Inbox::opened(int rail, const FrameHeader& open) {
   if (c.generation != 0) return "a connection that declares itself twice";
   if (open.generation == 0) return "generation 0";
   if (open.generation <= lost_[static_cast<size_t>(rail)]) return "a connection that the sender gave up";
+  if (open.total < kLeastWindow || open.total > kMaxWindow) return "a window that no sender can have (64 bytes to 1 GiB)";
   c = Carrier{};
   c.generation = open.generation;
-  window_ = std::min(open.total, kMaxWindow);
+  window_ = open.total;
   forget(rail, static_cast<uint32_t>(open.step));
   return nullptr;
 }
@@ -50,14 +57,18 @@ Placement Inbox::begins(int rail, const FrameHeader& h) {
   const Placement later{Placement::Kind::later, nullptr, nullptr};
   std::byte* into = nullptr;
   Bounce* bounce = nullptr;
+  c.put_off = 0;
   if (m.placed) {
     into = m.into == nullptr ? nullptr : m.into + h.offset;  // an empty message may have no place
   } else {
     if (ahead == 0) return later;
     if (bounced_ + h.length > std::max<uint64_t>(window_, h.length)) return refuse("more bytes than the sender's window", true);
     auto made = std::make_unique<Bounce>();
-    if (h.length > 0) made->bytes.reset(new (std::nothrow) std::byte[h.length]);
-    if (h.length > 0 && made->bytes == nullptr) return later;
+    if (h.length > 0 && shelf_.room(h.length)) made->bytes.reset(new (std::nothrow) std::byte[h.length]);
+    if (h.length > 0 && made->bytes == nullptr) {
+      c.put_off = h.length;
+      return later;
+    }
     made->seq = h.seq;
     made->offset = h.offset;
     made->length = h.length;
@@ -65,6 +76,7 @@ Placement Inbox::begins(int rail, const FrameHeader& h) {
     into = bounce->bytes.get();
     bounces_.push_back(std::move(made));
     bounced_ += h.length;
+    shelf_.add(h.length);
     ++m.bounces;
   }
   m.begun += h.length;
@@ -107,7 +119,7 @@ void Inbox::closed(int rail) {
       m.begun -= c.length - c.bytes;
       --m.coming;
       if (c.bounce != nullptr) {
-        bounced_ -= c.length - c.bytes;
+        let_go(c.length - c.bytes);
         c.bounce->length = c.bytes;
         c.bounce->whole = true;
         if (m.placed) copy_out(c.seq);
@@ -117,6 +129,34 @@ void Inbox::closed(int rail) {
   ended_.push_back({rail, c.generation, c.frames, c.bytes});
   if (ended_.size() > Outbox::kMaxQuestions) fault_ = "too many connections were lost before the sender could ask about them";
   c = Carrier{};
+}
+
+void Inbox::let_go(uint64_t bytes) {
+  bounced_ -= bytes;
+  shelf_.take(bytes);
+}
+
+void Inbox::give_up() {
+  for (Carrier& c : carriers_) {
+    c.bounce = nullptr;
+    c.put_off = 0;
+  }
+  bounces_.clear();
+  let_go(bounced_);
+}
+
+bool Inbox::crowded() const {
+  return std::any_of(carriers_.begin(), carriers_.end(), [](const Carrier& c) { return c.put_off > 0; });
+}
+
+bool Inbox::room() const {
+  return std::any_of(carriers_.begin(), carriers_.end(), [&](const Carrier& c) { return c.put_off > 0 && shelf_.room(c.put_off); });
+}
+
+bool Inbox::stuck() const {
+  if (!crowded() || messages_.empty()) return false;
+  const InMessage& m = messages_.front();  // unknown: none of it came yet
+  return !m.known || (m.placed && m.coming == 0 && m.got < m.header.total);
 }
 
 void Inbox::forget(int rail, uint32_t keep_from) {
@@ -154,7 +194,7 @@ void Inbox::copy_out(uint64_t seq) {
   std::erase_if(bounces_, [&](const std::unique_ptr<Bounce>& b) {
     if (b->seq != seq || !b->whole) return false;
     if (b->length > 0) std::memcpy(m.into + b->offset, b->bytes.get(), b->length);
-    bounced_ -= b->length;
+    let_go(b->length);
     --m.bounces;
     return true;
   });

@@ -6,8 +6,11 @@
 //
 // The user may have no place yet. For the first message that is not complete the connection waits. For a later one it must
 // not: behind its fragment there may be one of the first message, sent again, and nothing would move any more. So it goes
-// to memory of ours, which the sender's window bounds, and is copied when the place is known.
+// to memory of ours, which the sender's window bounds, and is copied when the place is known. All links of a process
+// together have a bound for that too (Shelf): beyond it the connection waits after all, and if what the user waits for
+// is behind that fragment (`stuck`), the connection is made anew: what is missing is then sent in order.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,9 +31,27 @@ class RecvSink {
   virtual void received(const FrameHeader& message) = 0;  // in the order of message.seq
 };
 
+// What the inboxes of a process hold for messages that have no place yet. A fragment fits if nothing else is held.
+class Shelf {
+ public:
+  Shelf(std::atomic<uint64_t>& held, uint64_t most_bytes) : held_(held), most_(most_bytes) {}
+  bool room(uint64_t bytes) const {
+    const uint64_t held = held_.load(std::memory_order_relaxed);
+    return held == 0 || held + bytes <= most_;
+  }
+  void add(uint64_t bytes) { held_ += bytes; }
+  void take(uint64_t bytes) { held_ -= bytes; }
+
+ private:
+  std::atomic<uint64_t>& held_;
+  const uint64_t most_;
+};
+std::atomic<uint64_t>& held_by_process();
+
 class Inbox {
  public:
-  Inbox(RecvSink& sink, size_t rails) : sink_(sink), carriers_(rails), lost_(rails, 0) {}
+  Inbox(RecvSink& sink, size_t rails, Shelf shelf) : sink_(sink), shelf_(shelf), carriers_(rails), lost_(rails, 0) {}
+  ~Inbox() { give_up(); }
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
 
@@ -47,7 +68,11 @@ class Inbox {
 
   bool next(FrameHeader* message);  // the next message, if it is complete
   void find_places();               // for what waits in our memory
-  bool waits() const { return bounced_ > 0 || !bounces_.empty(); }
+  void give_up();                   // the link is over: nothing of what waits will be asked for
+  bool crowded() const;  // a fragment was put off because the process holds too much
+  bool room() const;     // one of those would not be now
+  bool stuck() const;    // crowded, and what the user waits for may be behind
+  bool waits() const { return bounced_ > 0 || !bounces_.empty() || crowded(); }
   uint64_t next_seq() const { return next_seq_; }
   const std::string& fault() const { return fault_; }  // the link cannot go on
 
@@ -77,6 +102,7 @@ class Inbox {
     uint64_t seq = 0;         // of the present one
     uint64_t length = 0;
     Bounce* bounce = nullptr;
+    uint64_t put_off = 0;     // bytes of the fragment that waits for room
   };
   struct Ended {
     int rail;
@@ -90,7 +116,10 @@ class Inbox {
   void copy_out(uint64_t seq);
   void forget(int rail, uint32_t keep_from);
 
+  void let_go(uint64_t bytes);
+
   RecvSink& sink_;
+  Shelf shelf_;
   uint64_t next_seq_ = 0;
   Fifo<InMessage> messages_;  // the front one is next_seq_
   std::vector<Carrier> carriers_;

@@ -124,6 +124,7 @@ void LinkEnd::close(const std::string& reason, bool left_epoch) {
     leave_path(static_cast<int>(i));
     c->close(c->is_open() && !c->sending_frame());
   }
+  ended();
 }
 
 void LinkEnd::over(const std::string& reason, bool left_epoch) {
@@ -135,6 +136,7 @@ void LinkEnd::over(const std::string& reason, bool left_epoch) {
   transport_.status().remove(*this);
   drop_inquiries();
   for (size_t i = 0; i < conns_.size(); ++i) drop_conn(static_cast<int>(i));
+  ended();
   owner_.link_over(*this, reason, left_epoch);
 }
 

@@ -126,6 +126,7 @@ class LinkEnd : public ConnUser, public PathUser {
   virtual void conn_attached(int) {}              // open; the first word on it is ours
   virtual void conn_gone(int) {}                  // closed, whatever the reason
   virtual void tick_more(double now_ms) = 0;
+  virtual void ended() {}                         // nothing comes any more
   virtual const char* own_control(Conn& conn, const FrameHeader& header) = 0;
   // A goodbye is the last word: it also says how many messages are complete, or one whose acknowledgement was lost
   // with a rail would count as lost.
@@ -265,6 +266,9 @@ class RecvLink final : public LinkEnd {
   const char* carry(const FrameHeader& header);
   void deliver();
   void acknowledge();
+  void ended() override { inbox_.give_up(); }
+  void make_room(double now_ms);
+  void kick_paused(bool now);
 
   RecvSink& sink_;
   Inbox inbox_;
@@ -273,6 +277,7 @@ class RecvLink final : public LinkEnd {
   uint64_t acked_seq_ = 0;
   uint64_t unacked_bytes_ = 0;
   bool ack_soon_ = false;
+  double stuck_since_ms_ = -1;
 };
 
 }  // namespace ftar

@@ -7,11 +7,14 @@
 namespace ftar {
 
 namespace {
+constexpr double kStuckMs = 500;  // longer than a user takes who is about to post what makes room
 constexpr uint64_t kMuchBytes = 512 * 1024;  // not acknowledged yet: what the sender keeps should stay in its caches
 }  // namespace
 
 RecvLink::RecvLink(Transport& transport, LinkOwner& owner, LinkName name, std::vector<LinkRail> rails, RecvSink& sink)
-    : LinkEnd(transport, owner, std::move(name), std::move(rails), false), sink_(sink), inbox_(sink, rails_.size()) {}
+    : LinkEnd(transport, owner, std::move(name), std::move(rails), false),
+      sink_(sink),
+      inbox_(sink, rails_.size(), {held_by_process(), static_cast<uint64_t>(transport.options().unposted_bytes)}) {}
 
 int RecvLink::slot_of(const std::string& rail) const {
   const auto it = std::find_if(rails_.begin(), rails_.end(), [&](const LinkRail& r) { return r.name == rail; });
@@ -79,9 +82,40 @@ void RecvLink::batch_done(Conn&) {
   if (ack_soon_ || many || unacked_bytes_ > much) acknowledge();
 }
 
-void RecvLink::tick_more(double) {
+void RecvLink::tick_more(double now) {
   if (!inbox_.fault().empty()) return over(inbox_.fault(), false);
+  deliver();  // what was complete when its connection went
+  if (closed_) return;
   acknowledge();
+  if (inbox_.crowded()) make_room(now);
+}
+
+// A connection waits because this process holds too much. Others of its links may have given some of it back. If what
+// the user waits for is behind that fragment, it comes by a fresh connection, on which all is sent in order.
+void RecvLink::make_room(double now) {
+  if (inbox_.room()) return kick_paused(true);
+  if (!inbox_.stuck()) stuck_since_ms_ = -1;
+  if (!inbox_.stuck() || stuck_since_ms_ < 0) {
+    if (inbox_.stuck()) stuck_since_ms_ = now;
+    return;
+  }
+  if (now - stuck_since_ms_ < kStuckMs) return;
+  stuck_since_ms_ = -1;
+  for (int i = 0; i < static_cast<int>(rails_.size()) && !closed_; ++i) {
+    const Conn* c = open_conn(i);
+    if (c == nullptr || !c->paused()) continue;
+    drop_conn(i);
+    health_.closed(i, "no room for what came out of order (unposted_bytes): connecting anew", now);
+    settle(now);
+  }
+}
+
+void RecvLink::kick_paused(bool now) {
+  for (size_t i = 0; i < conns_.size() && !closed_; ++i) {
+    if (Conn* c = open_conn(static_cast<int>(i)); c != nullptr && c->paused()) {
+      now ? c->kick() : c->kick_later();
+    }
+  }
 }
 
 void RecvLink::places_changed(bool now) {
@@ -90,11 +124,7 @@ void RecvLink::places_changed(bool now) {
     inbox_.find_places();
     deliver();
   }
-  for (size_t i = 0; i < conns_.size() && !closed_; ++i) {
-    if (Conn* c = open_conn(static_cast<int>(i)); c != nullptr && c->paused()) {
-      now ? c->kick() : c->kick_later();
-    }
-  }
+  kick_paused(now);
   if (!closed_ && ack_soon_) acknowledge();
 }
 

@@ -344,6 +344,7 @@ NB_MODULE(_core, m) {
       .def_rw("handshake_ms", &Options::handshake_ms)
       .def_rw("chunk_bytes", &Options::chunk_bytes)
       .def_rw("window_bytes", &Options::window_bytes)
+      .def_rw("unposted_bytes", &Options::unposted_bytes)
       .def_rw("congestion", &Options::congestion)
       .def_rw("mode", &Options::mode);
 

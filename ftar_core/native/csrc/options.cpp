@@ -25,6 +25,7 @@ std::string Options::problem() const {
       {"handshake_ms", handshake_ms, 1, 600000},
       {"chunk_bytes", chunk_bytes, 64, 64 * 1024 * 1024},
       {"window_bytes", window_bytes, 64, 1 << 30},
+      {"unposted_bytes", unposted_bytes, 64, (1 << 30) - 1 + (1 << 30)},
   };
   for (const Range& r : ranges) {
     if (r.value < r.low || r.value > r.high) {

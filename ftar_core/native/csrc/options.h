@@ -22,6 +22,7 @@ struct Options {
   int handshake_ms = 3000;
   int chunk_bytes = 256 * 1024;
   int window_bytes = 8 * 1024 * 1024;
+  int unposted_bytes = 1 << 30;  // most that this process holds of messages that came before their place, of all links
   std::string congestion = "cubic";
   std::string mode = "backup";  // one rail carries the data and the others stand by; "stripe": every rail carries its share
 

@@ -12,7 +12,6 @@ namespace {
 
 const std::string kKey = link_key("a token of the fuzzer", "fuzz");
 constexpr size_t kProof = 32;
-constexpr size_t kMac = 16;
 
 Challenge challenge() {
   Challenge c;
@@ -102,16 +101,19 @@ void acceptor(std::string_view text, bool prove) {
 
 void heartbeat(std::string_view text, bool prove) {
   std::string in(text);
+  if (Beat::form(bytes(in), in.size()) != nullptr) return;
+  const size_t proven = Beat::kHead + 8 * Beat::claimed_tags(bytes(in));
+  in = exactly(in, proven + Beat::kMac);  // what is behind that is padding
   if (prove) {
-    in = exactly(in, Beat::kSize);
-    const Hash mac = hmac_sha256(kKey, std::string_view(in).substr(0, Beat::kSize - kMac));
-    std::memcpy(in.data() + Beat::kSize - kMac, mac.data(), kMac);
+    const Hash mac = hmac_sha256(kKey, std::string_view(in).substr(0, proven));
+    std::memcpy(in.data() + proven, mac.data(), Beat::kMac);
   }
   Beat b;
   if (b.parse(bytes(in), in.size(), kKey) != nullptr) return;
-  unsigned char out[Beat::kSize];
+  must(b.count >= 1 && b.count <= Beat::kMaxTags && b.size() <= Beat::kMost, "a heartbeat's length is bounded");
+  unsigned char out[Beat::kMost];
   b.write(out, kKey);
-  must(std::string_view(reinterpret_cast<const char*>(out), sizeof out) == in, "a heartbeat is written as it was read");
+  must(std::string_view(reinterpret_cast<const char*>(out), b.size()) == in, "a heartbeat is written as it was read");
 }
 
 std::string input(int parser, int prove, std::string_view message) {
@@ -160,14 +162,18 @@ std::vector<std::string> fuzz_seeds() {
       out.push_back(input(3, prove, Answer{code, "a reason"}.write(kKey, challenge(), hello())));
     }
     for (int kind = 1; kind <= 4; ++kind) {
-      Beat b;
-      b.kind = static_cast<BeatKind>(kind);
-      b.tag = 77;
-      b.seq = 5;
-      b.time_ms = 1.5;
-      unsigned char beat[Beat::kSize];
-      b.write(beat, kKey);
-      out.push_back(input(4, prove, {reinterpret_cast<const char*>(beat), sizeof beat}));
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{3}, Beat::kMaxTags}) {
+        Beat b;
+        b.kind = static_cast<BeatKind>(kind);
+        b.count = static_cast<uint8_t>(count);
+        b.tags = {77, 78, 79};
+        b.missing = 2;
+        b.seq = 5;
+        b.time_ms = 1.5;
+        unsigned char beat[Beat::kMost];
+        b.write(beat, kKey);
+        out.push_back(input(4, prove, {reinterpret_cast<const char*>(beat), b.size()}));
+      }
     }
   }
   return out;

@@ -3,6 +3,7 @@
 #include "inbox.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -64,7 +65,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Cursor in(data, size);
   Sink sink;
   sink.places = in.byte() % 4;
-  Inbox inbox(sink, kRails);
+  std::atomic<uint64_t> held{0};
+  const uint64_t most = 64u << (in.byte() % 8);
+  Inbox inbox(sink, kRails, Shelf(held, most));
   Carrying rails[kRails];
   const auto gone = [&](int rail) {
     if (rails[rail].open) inbox.closed(rail);
@@ -122,7 +125,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     FrameHeader message;
     while (inbox.next(&message)) sink.received(message);
+    must(held <= std::max<uint64_t>(most, 255 * 64), "what is held is bounded");
+    must(!inbox.stuck() || inbox.crowded(), "stuck for want of room only");
   }
+  inbox.give_up();
+  must(held == 0, "all of it is given back");
   return 0;
 }
 
@@ -132,5 +139,7 @@ std::vector<std::string> fuzz_seeds() {
   const std::string halves = std::string("\1\0\1\0\0\1\2\0", 8) + std::string("\21\1\2\0\1\1\2\0", 8) + "\13\1\33\1";
   const std::string later = std::string("\1\0\1\1\0\1\1\0", 8) + "\13\1" + std::string("\21\1\2\0\0\1\1\0", 8) + "\33\1";
   const std::string lost = "\5" + std::string("\26\0\1\0\0\0\0\0", 8);
-  return {'\3' + opens + halves + lost, std::string("\0", 1) + opens + later + "\57" + lost, '\2' + opens + later + halves};
+  const auto begun = [](char places, char room) { return std::string{places, room}; };
+  return {begun(3, 7) + opens + halves + lost, begun(0, 7) + opens + later + "\57" + lost, begun(2, 7) + opens + later + halves,
+          begun(0, 0) + opens + later + later + halves + lost};
 }

@@ -51,6 +51,6 @@ std::vector<std::string> fuzz_seeds() {
   add('\2', "3600");
   add('\3', "heartbeat_ms=50,heartbeat_misses=3,hold_down_ms=20,hold_down_max_ms=20,probe_interval_ms=10");
   add('\3', "congestion=cubic,window_bytes=1048576,probe_echoes=5,handshake_ms=3000,carrier_poll_ms=2");
-  add('\3', "mode=stripe");
+  add('\3', "mode=stripe,unposted_bytes=2147483647");
   return out;
 }

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,9 +27,9 @@ LONG_S = 40.0
 
 
 class Peer:
-    """One process. `ns`: its network namespace."""
+    """One process. `ns`: its network namespace; `wrap`: a command that runs it."""
 
-    def __init__(self, version: int = 12, ns: str = "", **variables: str) -> None:
+    def __init__(self, version: int = 12, ns: str = "", wrap: Sequence[str] = (), **variables: str) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("FTAR_") or k == "FTAR_TEST_BUILD"}
         env.update({"FTAR_NET_OPTIONS": QUICK, **variables})
         if not ns:
@@ -37,7 +37,7 @@ class Peer:
         prefix = ["ip", "netns", "exec", ns] if ns else []
         self.asking = threading.Lock()  # several threads of a test may ask
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(PEER), str(plugin_path()), str(version)],
+            [*prefix, *wrap, sys.executable, str(PEER), str(plugin_path()), str(version)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -86,7 +86,9 @@ class Peer:
 class Rig:
     """Peers and one-way connections (from, to, device there, device here), each with its own stream."""
 
-    def __init__(self, net: Net | None = None, n: int = 2, version: int = 12, **variables: str) -> None:
+    def __init__(
+        self, net: Net | None = None, n: int = 2, version: int = 12, wrap: Sequence[str] = (), **variables: str
+    ) -> None:
         self.peers: list[Peer] = []
         self.streams = 0
         try:
@@ -96,7 +98,8 @@ class Rig:
                     if net
                     else LOOPBACK
                 )
-                self.peers.append(Peer(version, net.ns(i) if net else "", **{"FTAR_NET_RAILS": rails, **variables}))
+                more = {"FTAR_NET_RAILS": rails, **variables}
+                self.peers.append(Peer(version, net.ns(i) if net else "", wrap, **more))
         except BaseException:
             self.kill()
             raise

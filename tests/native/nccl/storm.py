@@ -282,6 +282,8 @@ class Storm:
 
     def growth(self, samples: list[int]) -> int:
         """From the end of the warm-up to the end; medians, since receive buffers of visitors come and go."""
+        if len(samples) < 2:
+            return 0
         rest = samples[int(len(samples) * WARM_UP) :]
         part = max(1, len(rest) // 4)
         return int(statistics.median(rest[-part:]) - statistics.median(rest[:part]))
@@ -297,6 +299,8 @@ def main() -> int:
     parser.add_argument("--no-large", action="store_true", help="no messages of 64 MB")
     parser.add_argument("--heavy", action="store_true", help="the plugin's build has a sanitizer: memory is not judged")
     q = parser.parse_args()
+    if q.faults < 1 or q.rounds < 1:
+        parser.error("--faults and --rounds take a number from 1 on")
     seed = q.seed if q.seed is not None else int.from_bytes(os.urandom(4), "little")
     for k in range(q.rounds):
         settings = Settings(seed + k, q.faults, q.rails, q.mode, large=not q.no_large, heavy=q.heavy)

@@ -37,7 +37,7 @@ constexpr Field kFields[] = {
     {"carrier_poll_ms", &Options::carrier_poll_ms},   {"hold_down_ms", &Options::hold_down_ms},
     {"hold_down_max_ms", &Options::hold_down_max_ms}, {"probe_echoes", &Options::probe_echoes},
     {"probe_interval_ms", &Options::probe_interval_ms}, {"handshake_ms", &Options::handshake_ms},
-    {"window_bytes", &Options::window_bytes},
+    {"window_bytes", &Options::window_bytes},         {"unposted_bytes", &Options::unposted_bytes},
 };
 
 std::string read(const char* name) {
