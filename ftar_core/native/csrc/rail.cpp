@@ -19,7 +19,6 @@ namespace ftar {
 namespace {
 constexpr size_t kReadBudget = 4u << 20;  // then the other connections get their turn
 constexpr double kSynMs = 200;            // a SYN lost on a dead rail is repeated by us, not after TCP's second
-constexpr double kParkMs = 10000;
 ConnEnd end_of(int error) {
   if (error == ECONNREFUSED) return ConnEnd::refused;
   return error == ECONNRESET || error == EPIPE ? ConnEnd::peer : ConnEnd::here;
@@ -180,70 +179,6 @@ bool Conn::consume() {
   return stage_ == Stage::open ? consume_frame() : consume_handshake();
 }
 
-bool Conn::consume_handshake() {
-  const unsigned char* p = staging_ + begin_;
-  const size_t have = end_ - begin_;
-  const char* error = nullptr;
-  if (stage_ == Stage::challenge) {
-    if (have < Challenge::kSize) return false;
-    if ((error = challenge_.parse(p)) != nullptr) return fail(error, ConnEnd::here), false;
-    begin_ += Challenge::kSize;
-    if (challenge_.version != kWireVersion) {
-      // Tell the other side as well, which else sees nothing but an end.
-      const std::string ours = Hello::version_only();
-      [[maybe_unused]] const ssize_t n = ::send(fd_, ours.data(), ours.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      return fail(other_version(challenge_.version), ConnEnd::version), false;
-    }
-    if (hello_.epoch.empty()) return fail("answers", ConnEnd::answered), false;
-    out_.append(hello_.write(key_, challenge_));
-    stage_ = Stage::answer;
-    flush();
-    return true;
-  }
-  if (stage_ == Stage::hello) {
-    if (have < Hello::kPrefix) return false;
-    uint16_t version = 0;
-    const size_t body = Hello::body_length(p, &version, &error);
-    if (error != nullptr) return fail(error, ConnEnd::here), false;
-    if (version != kWireVersion) {
-      transport_.refused(*this, other_version(version));
-      return fail(other_version(version), ConnEnd::here), false;
-    }
-    if (have < Hello::kPrefix + body) return false;
-    const std::string_view text(reinterpret_cast<const char*>(p) + Hello::kPrefix, body);
-    if ((error = hello_.parse(text, key_, challenge_)) != nullptr) return fail(error, ConnEnd::here), false;
-    begin_ += Hello::kPrefix + body;
-    stage_ = Stage::parked;
-    later(kParkMs);
-    transport_.proven(*this);
-    return true;
-  }
-  if (stage_ == Stage::answer) {
-    if (have < Answer::kPrefix) return false;
-    const size_t reason = Answer::reason_length(p, &error);
-    if (error != nullptr) return fail(error, ConnEnd::here), false;
-    if (have < Answer::kPrefix + reason) return false;
-    Answer answer;
-    const std::string_view text(reinterpret_cast<const char*>(p), Answer::kPrefix + reason);
-    if ((error = answer.parse(text, key_, challenge_, hello_)) != nullptr) return fail(error, ConnEnd::here), false;
-    begin_ += text.size();
-    if (answer.code == AnswerCode::refused) return fail("refused: " + answer.reason, ConnEnd::here), false;
-    if (answer.code == AnswerCode::over) return fail("refused: " + answer.reason, ConnEnd::over), false;
-    if (answer.code == AnswerCode::parked) {
-      parked_by_peer_ = true;
-      later(2 * kParkMs);
-      user_->conn_parked(*this);
-      return true;
-    }
-    parked_by_peer_ = false;
-    stage_ = Stage::open;
-    user_->conn_open(*this);
-    return true;
-  }
-  if (have > 0) fail("bytes before admission", ConnEnd::here);  // parked: the dialler has to wait
-  return false;
-}
-
 bool Conn::consume_frame() {
   if (in_data_) {
     const size_t n = std::min(end_ - begin_, in_left_);
@@ -309,24 +244,6 @@ void Conn::lend(bool lent) {
 
 short Conn::poll_events() const {
   return static_cast<short>((paused_ ? POLLRDHUP : POLLIN) | (want_write_ ? POLLOUT : 0));
-}
-
-void Conn::admit(ConnUser* user, int slot) {
-  user_ = user;
-  slot_ = slot;
-  stage_ = Stage::open;
-  out_.append(Answer{AnswerCode::welcome, ""}.write(key_, challenge_, hello_));
-  flush();
-}
-
-void Conn::tell_parked() {
-  out_.append(Answer{AnswerCode::parked, ""}.write(key_, challenge_, hello_));
-  flush();
-}
-
-void Conn::refuse(const std::string& reason, bool over) {
-  out_.append(Answer{over ? AnswerCode::over : AnswerCode::refused, reason}.write(key_, challenge_, hello_));
-  close(true);
 }
 
 void Conn::send_control(FrameHeader header, std::string_view text) {
