@@ -37,6 +37,7 @@ from ftctl.lab.manifest import (
 from ftctl.lab.namespaces import NamespaceError
 from ftctl.lab.paths import LabPaths
 from ftctl.lab.processes import end_all
+from ftctl.lab.switches import LOOK_S, Switches
 
 ANNOUNCED = b"up\n"
 FABRIC = "fabric"
@@ -97,6 +98,7 @@ class Keeper:
     children: list[Child]
     wakeup: int  # readable after a signal
     spaces: dict[str, int] = field(default_factory=dict)
+    switches: Switches | None = None
     stopping: bool = False
     announced: bool = False
     stdin_open: bool = True
@@ -114,6 +116,7 @@ class Keeper:
         namespaces.setns(self.spaces[FABRIC], namespaces.CLONE_NEWNET)
         hosts = {name: fd for name, fd in self.spaces.items() if name != FABRIC}
         network.build(self.spaces[FABRIC], hosts, plan, self.manifest.options.rate, namespaces.inside)
+        self.switches = Switches([device.port for node in plan for device in node.devices()])
 
     def write(self, phase: str, error: str = "", hint: str = "") -> None:
         state = KeeperState(
@@ -170,11 +173,13 @@ class Keeper:
                 changed = True
 
     def wait(self, now: float) -> None:
-        """Until a signal, a word from `lab up`, or the next start."""
+        """Until a signal, a word from `lab up`, the next start, or the next look at the switches."""
         due = [child.start_at for child in self.children if child.pid == 0 and child.start_at is not None]
         watched = [self.wakeup, *([0] if self.stdin_open else [])]
         if self.unwritten:
             due.append(now + WRITE_AGAIN_S)
+        if self.switches is not None:
+            due.append(now + LOOK_S)
         ready, _, _ = select.select(watched, [], [], max(0.0, min(due) - now) if due else None)
         if self.wakeup in ready and signal.SIGTERM in os.read(self.wakeup, 4096):
             self.stopping = True
@@ -192,6 +197,8 @@ class Keeper:
         self.write("running")
         while not self.stopping and not self.abandoned:
             now = time.monotonic()
+            if self.switches is not None:
+                self.switches.look()
             changed = self.reap(now)
             before = [child.pid for child in self.children]
             self.start_due(now)
