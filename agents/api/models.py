@@ -195,6 +195,8 @@ class RankView(Answer):
     last_stall_ms: float = 0.0
     tokens_per_s: float = 0.0
     loss: float | None = None
+    compute_ms: float | None = None  # a step of this rank: the median of the last 20
+    wait_ms: float | None = None
     silent_s: float = 0.0  # since the last report
 
 
@@ -423,6 +425,10 @@ class ReplicaState(Answer):
     phase: str = ""
     loss: float | None = None
     step_ms: float | None = None
+    compute_ms: float | None = None  # a step, to the last gradient: the median of the last 20
+    wait_ms: float | None = None  # a step, from there to the last reduced bucket: the same
+    pace: float | None = None  # compute_ms by the median of the other contributors'
+    straggler: bool = False
 
 
 class StallState(Answer):

@@ -142,6 +142,8 @@ class RankRegistry:
             last_stall_ms=report.last_stall_ms if report else 0.0,
             tokens_per_s=report.tokens_per_s if report and rank.gone_s is None else 0.0,
             loss=report.loss if report else None,
+            compute_ms=report.compute_ms if report else None,
+            wait_ms=report.wait_ms if report else None,
             silent_s=max(0.0, now - rank.heard_s),
         )
 

@@ -34,6 +34,8 @@ DETECTION_HELP = {
     "hung_factor": "... and at least so many times the usual step time",
     "evict_hung": "take a hung replica out, instead of only showing it",
     "evidence_wait_s": "... and how long to wait before that for its agent to say what its threads do",
+    "straggler_factor": "a replica that computes this many times the median of the others is a straggler",
+    "straggler_steps": "... after so many such steps in a row",
     "unreachable_wait_s": "how long to collect reports about a dead link before one of its ends is taken out",
     "max_evictions": "most automatic evictions within the eviction window (0: no limit)",
     "eviction_window_s": "the eviction window",
@@ -171,7 +173,13 @@ def build_parser() -> argparse.ArgumentParser:
                 help=f"{text} ({values})",
             )
         else:
-            kind = duration_s if name.endswith("_s") else _count if name.startswith("max_") else _factor
+            kind = (
+                duration_s
+                if name.endswith("_s")
+                else _count
+                if isinstance(getattr(Detection(), name), int)
+                else _factor
+            )
             metavar = "TIME" if name.endswith("_s") else "N"
             found.add_argument(
                 option_of(name), dest=name, type=kind, default=None, metavar=metavar, help=f"{text} ({values})"

@@ -130,6 +130,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
     )
     joined = [m for m in following.members if m.replica not in members] if following is not None else []
     job.stalls.committed(job.done, now)
+    _say_pace(job)
     if following is not None:
         undo = snapshot(job, [*drained, *(m.replica for m in joined)])
         job.preparation = None
@@ -156,6 +157,13 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
             job.emit("replica.drained", name, why)
             job.stalls.begin(Incident(now, "replica-drained", name, step + 1, replica.reason))
         announce(job, f"with the commit of step {step}")
+
+
+def _say_pace(job: Job) -> None:
+    """Hints about stragglers, from the reports of the step that is committed."""
+    detection = job.config.detection
+    for hint in job.paces.committed(job.done, detection.straggler_factor, detection.straggler_steps, job.ranks):
+        job.emit(f"replica.{'straggler' if hint.begins else 'keeps-pace'}", hint.replica, hint.reason)
 
 
 def verdict_of(done: Iterable[Done], *, fail: bool = False) -> Verdict:

@@ -20,6 +20,8 @@ class Detection:
     hung_factor: float = 5.0
     evict_hung: bool = False  # alert only, until the operator opts in
     evidence_wait_s: float = 5.0  # and then for the agent to say what a hung replica's threads do
+    straggler_factor: float = 1.5  # a hint about who computes so many times the median of the others
+    straggler_steps: int = 20  # for so many steps in a row
     unreachable_wait_s: float = 0.3  # collect reports of both sides of a dead link before judging
     max_evictions: int = 1  # automatic ones within window_s; 0 = no limit
     eviction_window_s: float = 600.0

@@ -112,6 +112,8 @@ class StepReduced:
     produced_at: float = 0.0
     own_finite: bool = True
     weight: float = 0.0  # of all contributors together: the same in the rings of all ranks (runtime/team.py)
+    wait_ms: float = 0.0  # of step_ms, behind the last gradient
+    slow_rank: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ftar_core.protocol.addressing import Addressing
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.effects import Close, CoordinatorEffect, Emit, Persist, Send, Stop
 from ftar_core.protocol.membership import ACTIVE, Cause, Replica, State, Table
+from ftar_core.protocol.pace import Paces
 from ftar_core.protocol.record import Record
 from ftar_core.protocol.recovery import Basis, Standing
 from ftar_core.protocol.stalls import Incident, Stalls
@@ -120,6 +121,7 @@ class Job:
     forced: bool = False  # the operator decided to go on without those who are missing
     acknowledged: set[str] = field(default_factory=set)  # members that have the last commit
     stalls: Stalls = field(default_factory=Stalls)
+    paces: Paces = field(default_factory=Paces)
     # -- machinery
     addressing: Addressing = field(default_factory=Addressing)
     timers: dict[str, float] = field(default_factory=dict)

@@ -349,6 +349,8 @@ class Member:
             loss=event.loss,
             step_ms=event.step_ms,
             produced_at=event.produced_at,
+            wait_ms=event.wait_ms,
+            slow_rank=event.slow_rank,
         )
         return [Tell(self.done)]
 

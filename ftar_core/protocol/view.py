@@ -57,6 +57,8 @@ def _reason(job: Job) -> str:
 
 def _replica(job: Job, replica: Replica, now: float, offset: float) -> ReplicaView:
     connected = replica.conn is not None
+    pace = job.paces.by_name.get(replica.name)
+    medians = pace.medians() if pace is not None else None
     return ReplicaView(
         name=replica.name,
         state=replica.state.value,
@@ -70,4 +72,8 @@ def _replica(job: Job, replica: Replica, now: float, offset: float) -> ReplicaVi
         phase=Phase(replica.phase).name.lower() if connected and replica.beats else "",
         loss=replica.loss,
         step_ms=replica.step_ms,
+        compute_ms=medians[0] if medians else None,
+        wait_ms=medians[1] if medians else None,
+        pace=job.paces.ratio(replica.name),
+        straggler=pace is not None and pace.straggler,
     )

@@ -190,6 +190,7 @@ def _together(ranks: Sequence[StepReduced]) -> StepReduced:
     if len(ranks) == 1:
         return first
     digests = b"".join(struct.pack("<Q", one.digest) for one in ranks)
+    slow = max(range(len(ranks)), key=lambda rank: ranks[rank].step_ms - ranks[rank].wait_ms)
     losses = [one.loss for one in ranks if one.loss is not None]
     return StepReduced(
         step=first.step,
@@ -198,7 +199,9 @@ def _together(ranks: Sequence[StepReduced]) -> StepReduced:
         finite=all(one.finite for one in ranks),
         own_finite=all(one.own_finite for one in ranks),
         loss=sum(losses) / len(losses) if losses else None,
-        step_ms=max(one.step_ms for one in ranks),
+        step_ms=ranks[slow].step_ms,
+        wait_ms=ranks[slow].wait_ms,
+        slow_rank=slow,
         produced_at=max(one.produced_at for one in ranks),
         weight=first.weight,
     )
@@ -210,17 +213,18 @@ def _together(ranks: Sequence[StepReduced]) -> StepReduced:
 def report_of(event: MemberEvent) -> RankReport | None:
     """What a rank tells its leader; None for what only the leader's own machine knows."""
     match event:
-        case StepReduced(step, epoch, digest, finite, loss, step_ms, produced_at, own_finite, weight):
+        case StepReduced():
             return RankReduced(
-                step=step,
-                epoch=epoch,
-                digest=digest,
-                finite=finite,
-                own_finite=own_finite,
-                weight=weight,
-                loss=loss,
-                step_ms=step_ms,
-                produced_at=produced_at,
+                step=event.step,
+                epoch=event.epoch,
+                digest=event.digest,
+                finite=event.finite,
+                own_finite=event.own_finite,
+                weight=event.weight,
+                loss=event.loss,
+                step_ms=event.step_ms,
+                produced_at=event.produced_at,
+                wait_ms=event.wait_ms,
             )
         case RingReady(epoch):
             return RankReady(epoch=epoch)
@@ -247,6 +251,7 @@ def event_of(report: RankReport) -> MemberEvent:
                 step_ms=report.step_ms,
                 produced_at=report.produced_at,
                 weight=report.weight,
+                wait_ms=report.wait_ms,
             )
         case RankReady():
             return RingReady(report.epoch)

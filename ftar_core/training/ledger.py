@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
+
 from ftar_core.training.journal import Journal, StallMeter
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import Commit, Verdict
+
+WINDOW = 20  # steps
 
 
 class StepLedger:
@@ -16,6 +21,18 @@ class StepLedger:
         self.loss: float | None = None  # mean over the contributors of the last step
         self.stall_ms: float | None = None
         self.tokens_per_s: float | None = None
+        self._computing: deque[float] = deque(maxlen=WINDOW)
+        self._waiting: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def compute_ms(self) -> float | None:
+        """A step, to its last gradient: the median of the last ones."""
+        return median(self._computing) * 1000.0 if self._computing else None
+
+    @property
+    def wait_ms(self) -> float | None:
+        """A step, from its last gradient to the commit."""
+        return median(self._waiting) * 1000.0 if self._waiting else None
 
     def step(
         self,
@@ -34,6 +51,8 @@ class StepLedger:
     ) -> None:
         """A step that this replica contributed to, and the batch of each contributor. Times in seconds of
         CLOCK_MONOTONIC."""
+        self._computing.append(produced - began)
+        self._waiting.append(committed - produced)
         calm = retries == 0 and commit.epoch == self._last_epoch
         self._last_epoch = commit.epoch
         self.stall_ms = self._stalls.measure(produced, committed, calm=calm)

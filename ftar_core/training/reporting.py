@@ -59,6 +59,8 @@ class Reporter:
         last_stall_ms: float | None = None,
         tokens_per_s: float | None = None,
         loss: float | None = None,
+        compute_ms: float | None = None,
+        wait_ms: float | None = None,
     ) -> None:
         """What is None stays as it was. Any thread."""
         given = {
@@ -70,6 +72,8 @@ class Reporter:
             "last_stall_ms": last_stall_ms,
             "tokens_per_s": tokens_per_s,
             "loss": loss,
+            "compute_ms": compute_ms,
+            "wait_ms": wait_ms,
         }
         with self._lock:
             changes = {name: value for name, value in given.items() if value is not None}

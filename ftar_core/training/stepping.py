@@ -155,6 +155,7 @@ class Stepper:
         """Tell the coordinator that the step is reduced here. False if the epoch has changed meanwhile."""
         place = self._exchange.place()
         digest, finite = step_digest(self._plan, self._taker, self._model, self._optimizer, step)
+        now = time.monotonic()
         event = StepReduced(
             step=step,
             epoch=epoch,
@@ -162,7 +163,8 @@ class Stepper:
             finite=finite,
             own_finite=finite or self._taker.inputs_finite(),
             loss=loss if loss is not None and math.isfinite(loss) else None,
-            step_ms=(time.monotonic() - self._began) * 1000.0,
+            step_ms=(now - self._began) * 1000.0,
+            wait_ms=(now - produced) * 1000.0,
             produced_at=produced,
             weight=self._taker.total_weight,
         )

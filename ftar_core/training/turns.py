@@ -196,6 +196,8 @@ class Turns:
             last_stall_ms=self._ledger.stall_ms,
             tokens_per_s=self._ledger.tokens_per_s,
             loss=self._ledger.loss,
+            compute_ms=self._ledger.compute_ms,
+            wait_ms=self._ledger.wait_ms,
         )
 
     def _finish(self, end: End) -> None:

@@ -56,6 +56,8 @@ class RankReport(Message, frozen=True):
     last_stall_ms: float = 0.0
     tokens_per_s: float = 0.0
     loss: float | None = None
+    compute_ms: float | None = None  # a step, to the last gradient: the median of the last 20
+    wait_ms: float | None = None  # a step, from there to the commit: the same
 
 
 class ArmBreakpoints(Message, frozen=True):

@@ -207,6 +207,8 @@ class Done(Message, frozen=True):
     loss: float | None = None  # for the operator's eyes
     step_ms: float = 0.0
     produced_at: float = 0.0  # CLOCK_MONOTONIC seconds of its last gradient
+    wait_ms: float = 0.0  # of step_ms: from its last gradient to the last reduced bucket
+    slow_rank: int = 0  # the rank that computed longest
 
 
 class Prepared(Message, frozen=True):
@@ -387,6 +389,10 @@ class ReplicaView(Part, frozen=True):
     phase: str = ""
     loss: float | None = None
     step_ms: float | None = None
+    compute_ms: float | None = None  # a step, to the last gradient: the median of the last 20
+    wait_ms: float | None = None  # a step, from there to the last reduced bucket: the same
+    pace: float | None = None  # compute_ms by the median of the other contributors'
+    straggler: bool = False
 
 
 class HangView(Part, frozen=True):

@@ -154,6 +154,7 @@ class RankReduced(Message, frozen=True):
     loss: float | None
     step_ms: float
     produced_at: float
+    wait_ms: float
 
 
 class RankReady(Message, frozen=True):

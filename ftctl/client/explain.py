@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agents.api.models import EventRecord, LinkRow, NicView
+from agents.api.models import EventRecord, LinkRow, NicView, ReplicaState
 from ftctl.client import links
 from ftctl.client.cluster import Snapshot
+from ftctl.client.problems import Problem, Urgency, is_bad, rail_word
 from ftctl.client.problems import find as find_problems
-from ftctl.client.problems import is_bad, rail_word
 from ftctl.client.ranks import exit_word, rows
 from ftctl.client.replicas import find
 from ftctl.durations import show
@@ -44,6 +44,7 @@ class Explanation:
 def replica(snapshot: Snapshot, name: str, events: list[EventRecord]) -> Explanation:
     state = find(snapshot.job, name) if snapshot.job else None
     word = state.state if state else "unknown"
+    stuck = word in ("hung", "suspect")
     summary = state.reason if state else ""
     if state is None:
         summary = (
@@ -61,12 +62,13 @@ def replica(snapshot: Snapshot, name: str, events: list[EventRecord]) -> Explana
         or p.object.startswith("job ")
     ]
     own = next((p for p in problems if p.object == name and p.action), None)
+    own = _stopped(snapshot, name, state) or own
     first = own or next((p for p in problems if p.action and not p.expected), None)
     about = [e for e in events if e.object == name or e.object.endswith(f"/{name}") or e.object.startswith(f"{name}.")]
     return Explanation(
         replica=name,
         state=word,
-        summary=summary,
+        summary=summary + (f"; {evidence}" if (evidence := _evidence(name, events)) and stuck else ""),
         findings=(
             *_of_coordinator(snapshot, name),
             *_of_ranks(snapshot, name),
@@ -75,6 +77,24 @@ def replica(snapshot: Snapshot, name: str, events: list[EventRecord]) -> Explana
         events=tuple(about[-EVENTS_SHOWN:]),
         action=first.action if first else "",
     )
+
+
+def _stopped(snapshot: Snapshot, name: str, state: ReplicaState | None) -> Problem | None:
+    """A process of it is stopped by a signal, and the job feels it: that is the cause, and its cure is known."""
+    if state is None or state.state not in ("hung", "suspect", "evicted", "unreachable"):
+        return None
+    for row in rows(snapshot):
+        process = row.process
+        if row.replica == name and process is not None and process.status == "stopped" and process.pid is not None:
+            why = f"rank {row.rank} is stopped by a signal (state T)"
+            return Problem(name, why, f"on {row.node}: kill -CONT {process.pid}", Urgency.REPLICA)
+    return None
+
+
+def _evidence(name: str, events: list[EventRecord]) -> str:
+    """What was found out about its last hang, in the sentence that comes first."""
+    found = [e for e in events if e.object == name and e.evidence]
+    return found[-1].evidence.partition("\n")[0] if found else ""
 
 
 def rail(snapshot: Snapshot, node: str, nic: str, rows: list[LinkRow], events: list[EventRecord]) -> Explanation:
@@ -162,6 +182,12 @@ def _of_coordinator(snapshot: Snapshot, name: str) -> Iterator[Finding]:
         f"{state.state} for {show(max(0.0, snapshot.time - state.since))}, incarnation {state.incarnation},"
         f" slot {state.slot}, step {state.step} (the job is at {snapshot.job.step}){phase}{beat}",
     )
+    if state.pace is not None and state.compute_ms is not None and state.wait_ms is not None:
+        yield Finding(
+            "coordinator",
+            f"computes {state.compute_ms:.0f} ms a step ({state.pace:.1f} x the median of the others) and waits"
+            f" {state.wait_ms:.0f} ms" + (": a straggler, the others wait for it" if state.straggler else ""),
+        )
     for stall in snapshot.job.stalls[-3:]:
         if stall.replica == name:
             cost = f", others stalled {stall.stall_ms:.0f} ms" if stall.stall_ms is not None else ""

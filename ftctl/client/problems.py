@@ -165,7 +165,7 @@ _REPLICA_STATES: dict[str, tuple[Urgency, str]] = {
     "draining": (Urgency.EXPECTED, "ftctl wait replica {r} --for drained"),
     "drained": (Urgency.EXPECTED, "ftctl rejoin replica {r}"),
     "suspect": (Urgency.REPLICA, "ftctl why replica {r}"),
-    "hung": (Urgency.REPLICA, "ftctl evict replica {r} --reason hung"),
+    "hung": (Urgency.REPLICA, "ftctl dump replica {r} --stacks   # then: ftctl evict replica {r} --reason hung"),
     "evicted": (Urgency.REPLICA, "ftctl rejoin replica {r}"),
     "blocked": (Urgency.REPLICA, "ftctl why replica {r}"),
     "unreachable": (Urgency.REPLICA, "ftctl why replica {r}"),

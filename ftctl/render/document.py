@@ -132,6 +132,10 @@ def replicas(snapshot: Snapshot) -> list[Document]:
                 "slot": r.slot,
                 "loss": r.loss,
                 "step_ms": r.step_ms,
+                "compute_ms": r.compute_ms,
+                "wait_ms": r.wait_ms,
+                "pace": r.pace,
+                "straggler": r.straggler,
                 "phase": r.phase,
                 "heartbeat_age_ms": r.heartbeat_age_ms,
             }
@@ -152,6 +156,10 @@ def replicas(snapshot: Snapshot) -> list[Document]:
             "slot": None,
             "loss": ranks[0].loss,
             "step_ms": None,
+            "compute_ms": ranks[0].compute_ms,
+            "wait_ms": ranks[0].wait_ms,
+            "pace": None,
+            "straggler": False,
             "phase": "",
             "heartbeat_age_ms": None,
         }

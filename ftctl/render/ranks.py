@@ -22,7 +22,21 @@ def parts(found: list[RankRow], *, one: bool) -> list[ConsoleRenderable]:
     answer: list[ConsoleRenderable] = [
         table(
             "",
-            ("rank", "node", "pid", "process", "restarts", "state", "step", "epoch", "tokens/s", "last stall", "links"),
+            (
+                "rank",
+                "node",
+                "pid",
+                "process",
+                "restarts",
+                "state",
+                "step",
+                "epoch",
+                "computes",
+                "waits",
+                "tokens/s",
+                "last stall",
+                "links",
+            ),
             [_row(row) for row in found],
         )
     ]
@@ -55,7 +69,7 @@ def _row(row: RankRow) -> tuple[Cell, ...]:
     pid = (process.pid if process else None) or (report.pid if report else None)
     if report is None:
         state: Cell = Text("not registered", style=FAINT)
-        rest: tuple[Cell, ...] = ("-", "-", "-", "-", "-")
+        rest: tuple[Cell, ...] = ("-",) * 7
     else:
         silent = report.silent_s > SILENT_S
         word = f"{report.state}, silent for {show(report.silent_s)}" if silent else report.state
@@ -65,6 +79,8 @@ def _row(row: RankRow) -> tuple[Cell, ...]:
         rest = (
             str(report.step),
             f"{report.term}.{report.epoch}",
+            milliseconds(report.compute_ms),
+            milliseconds(report.wait_ms),
             f"{report.tokens_per_s:.0f}",
             milliseconds(report.last_stall_ms) if report.last_stall_ms else "-",
             Text(f"{up}/{total} up", style=GOOD if up == total else PASSING) if total else "-",

@@ -27,10 +27,12 @@ def status(
         job_line(snapshot),
         table("", _NODE_COLUMNS_WIDE if wide else _NODE_COLUMNS, [_node(a, wide, every) for a in snapshot.nodes]),
     ]
-    replicas = list(_replicas(snapshot))
+    replicas = list(_replicas(snapshot, wide))
     processes = link_view.processes(snapshot)
     if replicas or processes is None:
-        parts.append(table("", _REPLICA_COLUMNS, replicas))
+        parts.append(
+            table("", (*_REPLICA_COLUMNS[:-1], *_PACE_COLUMNS, "reason") if wide else _REPLICA_COLUMNS, replicas)
+        )
     if processes is not None:
         parts.append(processes)
     # A join that nobody waited for is no stall; the events have it.
@@ -173,9 +175,20 @@ def _rail(view: NodeView, nic: NicView, wide: bool) -> Text:
 
 
 _REPLICA_COLUMNS = ("replica", "state", "step", "nodes", "loss", "heartbeat", "since", "reason")
+_PACE_COLUMNS = ("computes", "waits", "pace")  # wide: before the reason
 
 
-def _replicas(snapshot: Snapshot) -> Iterator[tuple[Cell, ...]]:
+def _pace(row: document.Document) -> tuple[Cell, ...]:
+    """`210 ms`, `4 ms`, `1.8 x` (of the median of the others)."""
+    compute, wait, pace = row["compute_ms"], row["wait_ms"], row["pace"]
+    return (
+        milliseconds(compute) if isinstance(compute, float) else "-",
+        milliseconds(wait) if isinstance(wait, float) else "-",
+        Text(f"{pace:.1f} x", style=PASSING if row["straggler"] else "") if isinstance(pace, float) else "-",
+    )
+
+
+def _replicas(snapshot: Snapshot, wide: bool) -> Iterator[tuple[Cell, ...]]:
     for r in document.replicas(snapshot):
         state, nodes, since, loss, beat = str(r["state"]), r["nodes"], r["since"], r["loss"], r["heartbeat_age_ms"]
         yield (
@@ -186,7 +199,8 @@ def _replicas(snapshot: Snapshot) -> Iterator[tuple[Cell, ...]]:
             f"{loss:.4f}" if isinstance(loss, float) else "-",
             f"{milliseconds(beat)} ago" if isinstance(beat, float) else "-",
             show(max(0.0, snapshot.time - since)) if isinstance(since, float | int) else "-",
-            str(r["reason"]),
+            *(_pace(r) if wide else ()),
+            str(r["reason"]) + ("; a straggler: the others wait for it" if r["straggler"] else ""),
         )
 
 

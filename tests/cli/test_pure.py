@@ -171,7 +171,7 @@ def test_a_rail_that_is_down_by_a_fault_is_expected(healthy: FakeCluster) -> Non
         ("draining", 0, "wait"),
         ("drained", 0, "rejoin"),
         ("suspect", 1, "why"),
-        ("hung", 1, "evict"),
+        ("hung", 1, "dump"),
         ("evicted", 1, "rejoin"),
         ("blocked", 1, "why"),
         ("unreachable", 1, "why"),

@@ -107,3 +107,20 @@ def test_a_checkpoint_that_takes_longer_than_its_budget_is_said(job: Job) -> Non
     until(lambda: events(job, "replica.hung", "r1"), job.logs)
     assert "longer than its budget" in events(job, "replica.hung", "r1")[0].reason
     job.assert_finished("r0", "r1")
+
+
+def test_a_straggler_is_hinted_at_with_its_pace(job: Job) -> None:
+    job.coordinator(replicas=3, options=("--straggler-steps", "8"))
+    job.start("r0", "r2", steps=25, step_ms=10)
+    job.start("r1", steps=25, step_ms=300)
+    until(lambda: events(job, "replica.straggler", "r1"), job.logs)
+    (hint,) = events(job, "replica.straggler", "r1")
+    assert "x the median of the others" in hint.reason
+    slow = next(r for r in status(job).replicas if r.name == "r1")
+    assert slow.straggler
+    assert slow.compute_ms is not None
+    assert slow.compute_ms >= 300
+    assert slow.pace is not None
+    assert slow.pace > 1.5
+    assert not events(job, "replica.straggler", "r0")
+    job.assert_finished("r0", "r1", "r2")
