@@ -1,5 +1,6 @@
 # make demo   set up, then run the main job: train, unplug, kill, drain, and show that it survives
 # make test   set up, then run the tests
+# make soak   the long tests: failures at every point of a step, storms over a lab; SOAK_SECONDS=1200, SOAK_SEED to repeat one
 # make setup  the set-up alone (.venv at the project's root); again in a second when nothing changed
 # make check  linters, types, import rules
 # make test-native  the native code built with sanitizers, tested and stormed; KINDS=release,asan,tsan ROUNDS=3
@@ -46,7 +47,6 @@ test: setup
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
 
 # The long tests, which `make test` leaves out
-# SOAK_SECONDS (1200) for the storms over a lab, SOAK_SEED to repeat one
 soak: setup
 	@.venv/bin/python -m pytest -m soak $(PYTEST_ARGS)
 

@@ -35,6 +35,7 @@ class Failure:
     killed: tuple[str, ...] = ()
     replicas: int = 3
     min_replicas: int = 1
+    spares: int = 0  # of the replicas: the last ones, started when the others train
     team: bool = False  # replicas of two ranks
     stops: str = ""  # the job ends, and its coordinator says this
     request: tuple[str, str] = ("", "")  # of an operator at step 5: drain, evict, rejoin; a replica
@@ -75,12 +76,12 @@ class Supervised:
             self.job.inside = self.network.inside
         detection = ("--suspect-after", "4s", "--evict-after", "8s")  # a busy machine is no dead replica
         self.job.coordinator(
-            replicas=failure.replicas,
+            replicas=failure.replicas - failure.spares,
             min_replicas=failure.min_replicas,
-            options=(*detection, "--prepare", "5s", *failure.options),
+            options=(*detection, "--prepare", "5s", "--spares", str(failure.spares), *failure.options),
             breakpoints=failure.coordinator,
         )
-        for name in self.names:
+        for name in self.names[: failure.replicas - failure.spares]:
             self.start(name)
 
     def start(self, name: str) -> None:
@@ -118,9 +119,12 @@ class Supervised:
             self._killed = True
             for name in self.failure.killed:
                 self.job.kill(self.processes(name)[0])
+        for name in self.names:
+            if not self.lives[name] and self._step() >= 3:
+                self.start(name)
         if not self._asked and self._step() >= 5:
             self._ask(*self.failure.request)
-        for name in self.names:
+        for name in [name for name in self.names if self.lives[name]]:
             codes = [self.job.replicas[process].exitcode for process in self.processes(name)]
             if all(code is not None for code in codes) and any(code for code in codes):
                 if all(code == DRAINED for code in codes):
@@ -191,17 +195,24 @@ class Supervised:
         return self._asked and not self._frozen and self._mended
 
     def all_contribute(self) -> bool:
-        """Every replica has committed AFTERWARDS steps in its present life since the last blow, all together."""
+        """Every replica has committed AFTERWARDS steps in its present life since the last blow, all together; of the
+        spares it is enough that they follow."""
+        contributors = len(self.names) - self.failure.spares
+        spares = 0
+        if not all(self.lives.values()):
+            return False
         for name in self.names:
             starts = judge.of_kind(judge.read_lines(self.job.journals / f"{name}.jsonl"), "start")
             if not starts or starts[-1]["pid"] != self.job.replicas[self.processes(name)[0]].pid:
                 return False
             life = starts[-1]["incarnation"]
             lines = self.job.lines(name, "step")
-            steps = [s for s in lines if s["incarnation"] == life and not s["replayed"] and s["t_commit"] > self.blow]
-            if sum(len(s["contributors"]) == len(self.names) for s in steps) < AFTERWARDS:
+            lines = [s for s in lines if s["incarnation"] == life and s["mono"] > self.blow]
+            together = [s for s in lines if len(s["contributors"]) == contributors]
+            if len(together) < AFTERWARDS:
                 return False
-        return True
+            spares += together[-1]["replayed"]
+        return spares == self.failure.spares
 
     def finish(self) -> None:
         assert self.request("finish") == "ok"

@@ -157,6 +157,29 @@ COORDINATOR = [
         deaths=2,
     ),
 ]
+SPARES = [
+    *(
+        Failure(f"a member with a spare dies at {name_of(p)}", {"r1": f"{p},step=60"}, replicas=4, spares=1)
+        for p in ("reduced", "commit-received")
+    ),
+    Failure("the spare dies at its promotion", {"r1": "reduced,step=60", "r3": "promote"}, replicas=4, spares=1),
+    *(
+        Failure(
+            f"the coordinator dies {when} with a spare at hand",
+            {"r1": "reduced,step=60"},
+            coordinator=f"{point},step=60",
+            replicas=4,
+            spares=1,
+        )
+        for point, when in {
+            "after-record:new-epoch": "behind the record of a loss",
+            "after-send:new-epoch": "when one was told of a loss",
+            "before-record:commit-next": "before the record of a promotion",
+            "after-record:commit-next": "behind the record of a promotion",
+            "after-send:commit-next": "when one has the commit of a promotion",
+        }.items()
+    ),
+]
 FROZEN = [
     Failure(
         f"a replica freezes at {name_of(point)} and wakes up when it is out",
@@ -174,7 +197,7 @@ RAISED = [
     Failure(f"an exception at {name_of(p)}", {"r1": f"{p},step=12,action=raise"})
     for p in ("forward", "reduced", "commit-received", "update", "updated", "epoch")
 ]
-FAILURES = [*ONE_REPLICA, *SEVERAL_REPLICAS, *JOINS, *COORDINATOR, *FROZEN, *RAISED, *RANKS]
+FAILURES = [*ONE_REPLICA, *SEVERAL_REPLICAS, *JOINS, *COORDINATOR, *SPARES, *FROZEN, *RAISED, *RANKS]
 
 
 @needs_network
