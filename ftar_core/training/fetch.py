@@ -227,6 +227,10 @@ class Fetch:
         connection.send(Borrow(plan=self._plan, step=ANY_STEP if offer is None else offer.step))
 
 
+class _Anew(WireError):
+    """Ask again, over a connection of its own."""
+
+
 class _Unit:
     """One source: its thread, its connection."""
 
@@ -296,7 +300,7 @@ class _Unit:
         fetch = self._fetch
         while not self._over():
             fetch.borrow(connection)
-            lent = self._lent(connection)
+            lent = self._lent(connection, asked_for_any=fetch.offer is None)
             offer = self._offer(connection)
             if offer is None:
                 return
@@ -317,10 +321,12 @@ class _Unit:
             connection.send(Alive())
         return None
 
-    def _lent(self, connection: StateConnection) -> Lent:
+    def _lent(self, connection: StateConnection, *, asked_for_any: bool) -> Lent:
         while True:
             message = connection.receive()
             if isinstance(message, Alive):
+                if asked_for_any and self._fetch.offer is not None:
+                    raise _Anew("the state is known by now: this source must not copy another one")
                 if message.text and self.text != message.text:
                     self.text = message.text
                     self._fetch.said()

@@ -15,7 +15,8 @@ class TrainingOptions:
     # Steps that wait to be replayed; a shadow that is further behind starts again. 0: FTAR_REPLAY_BUFFER, or a quarter
     # of the memory that is available.
     stream_buffer_bytes: int = 0
-    snapshot_wait_s: float = 0.0  # an update waits so long for a copy of the state that does not get done in a step
+    # The longest wait of an update for a copy of the state, when copies do not get done within a step.
+    snapshot_wait_s: float = 1.0
     # Where gradients are until the step is committed: auto, device, host or recompute (retention.py); at most so many
     # bytes of them (0: what there is memory for).
     retain: str = "auto"

@@ -3,7 +3,7 @@
 Parameters change in the update and nowhere else, so from the end of one update to the beginning of the next the state
 stands still while forward, backward and the reduction run. A thread of its own copies it to host memory in that time,
 in slices during which the interpreter is free; when the next update is due and the copy is not done, it is abandoned,
-and begins again behind that update.
+and begins again behind that update. Only when that happens again and again is an update made to wait a little.
 
 A copy begins right behind an update, when it has the whole step, for everybody who has asked by then: replicas update
 at the same time, so sources that were asked together hold the same step. A job that stands still (it holds, or a
@@ -27,7 +27,19 @@ from ftar_core.training.stateconn import checksum
 from ftar_core.wire.ids import EpochId
 
 log = logging.getLogger(__name__)
-SLICE_BYTES = 4 * 1024 * 1024  # a millisecond or two: so long can the end of a copy be waited for
+SLICE_BYTES = 1024 * 1024  # well below a millisecond: so long can the end of a copy be waited for
+PATIENT_COPIES = 2  # abandoned one after the other, before an update waits for one
+FIRST_WAIT = 0.1  # of a step; twice as long each time
+
+
+def wait_for_copy_s(abandoned: int, step_s: float, most_s: float) -> float:
+    """How long an update may wait for a copy, when so many before it were abandoned. Pure.
+
+    A copy that never gets done within a step would keep a replica out for good, which costs more than a short wait: so
+    the third may take a tenth of a step more, and each further one twice as much, up to `most_s`."""
+    if abandoned < PATIENT_COPIES:
+        return 0.0
+    return min(most_s, step_s * FIRST_WAIT * 2.0 ** min(abandoned - PATIENT_COPIES, 30))
 
 
 class Held:
@@ -105,9 +117,10 @@ class Copier:
                 self._thread.start()
             self._changed.notify_all()
 
-    def settle(self, wait_s: float = 0.0) -> bool:
-        """In the training thread, before an update: after it no tensor is read any more. A copy that is not done gets
-        `wait_s` more, then it is abandoned. False if so."""
+    def settle(self, step_s: float = 0.0, most_s: float = 0.0) -> bool:
+        """In the training thread, before an update: after it no tensor is read any more. A copy that is not done may
+        get some more time (wait_for_copy_s), then it is abandoned. False if so."""
+        wait_s = wait_for_copy_s(self.abandoned, step_s, most_s)
         with self._changed:
             copy = self._running or self._next
             if copy is None:
@@ -123,8 +136,8 @@ class Copier:
             took_s = time.monotonic() - copy.began
             self.text = (
                 f"a copy of the state ({copy.live.nbytes} bytes) does not get done within a step: "
-                f"{copy.copied_bytes} bytes in {took_s * 1000:.0f} ms; TrainingOptions.snapshot_wait_s lets an update "
-                "wait for it"
+                f"{copy.copied_bytes} bytes in {took_s * 1000:.0f} ms, abandoned {self.abandoned} times; updates wait "
+                f"for it a little longer each time, up to {most_s:g} s (TrainingOptions.snapshot_wait_s)"
             )
             return False
 

@@ -65,7 +65,7 @@ class Stepper:
         source: Source,
         journal: Journal,
         ledger: StepLedger,
-        snapshot_wait_s: float = 0.0,
+        snapshot_wait_s: float = 1.0,
     ) -> None:
         self._snapshot_wait_s = snapshot_wait_s
         self.applied = 0  # the last step whose update has run
@@ -200,7 +200,7 @@ class Stepper:
     def _settle_copy(self, step: int) -> None:
         """No copy of the state reads it any more."""
         began = time.monotonic()
-        abandoned = self._server.settle(self._snapshot_wait_s)
+        abandoned = self._server.settle(began - self._began, self._snapshot_wait_s)
         waited_ms = (time.monotonic() - began) * 1000.0
         if abandoned or waited_ms > WAIT_WORTH_TELLING_MS:
             self._journal.write("snapshot", {"step": step, "abandoned": abandoned, "update_waited_ms": waited_ms})

@@ -120,10 +120,11 @@ class StateServer:
         copy begins `behind_update`, or when this thread has waited for some time already."""
         self.shelf.look(step, epoch, live, behind_update=behind_update, waited_s=waited_s)
 
-    def settle(self, wait_s: float = 0.0) -> str:
-        """Before an update: no tensor of the state is read after this. Why a copy was abandoned, if one was."""
+    def settle(self, step_s: float = 0.0, most_s: float = 0.0) -> str:
+        """Before an update: no tensor of the state is read after this. Why a copy was abandoned, if one was. `step_s`:
+        how long a step takes; `most_s`: how long an update may wait when copies are abandoned again and again."""
         copier = self.shelf.copier
-        return "" if copier.settle(wait_s) else copier.text
+        return "" if copier.settle(step_s, most_s) else copier.text
 
     def followed(self) -> bool:
         """Must steps be published?"""

@@ -50,6 +50,12 @@ def state_of(value: float) -> EncodedState:
     return encode_state({"part": Part(value)})
 
 
+def settle(server: StateServer) -> None:
+    """The next update is due when a copy is done."""
+    until(lambda: not server.shelf.copier.busy, "the copy is done")
+    assert server.settle() == ""
+
+
 class Source:
     """A contributor at `step`: its state server, and the two things the training thread does for it."""
 
@@ -83,7 +89,7 @@ class Source:
             return look_at_state({"part": Part(float(self.step))})
 
         self.server.look(self.step, EPOCH, live, behind_update=True)
-        assert self.server.settle(10.0) == ""
+        settle(self.server)
 
     def commit(self, verdict: Verdict = Verdict.APPLY) -> None:
         self.step += 1
