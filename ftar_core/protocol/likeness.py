@@ -136,9 +136,10 @@ def _difference(comparison: Comparison) -> str:
 def _refuse(job: Job, conn: int, hello: Hello, why: tuple[str, str], now: float) -> None:
     reason, hint = why
     job.out += [Send(conn, Refused(reason=reason, retry=False, hint=hint)), Close(conn, reason)]
-    replica = job.table.ensure(hello.replica, now, reason)
+    text = f"{reason} ({hint})"
+    replica = job.table.ensure(hello.replica, now, text)
     if replica.conn is None:  # not another process of that name, which fits
         if replica.may(Cause.EVICT):
-            replica.move(Cause.EVICT, now, reason)
-        replica.reason = reason
-    job.emit("replica.refused", hello.replica, reason)
+            replica.move(Cause.EVICT, now, text)
+        replica.reason = text
+    job.emit("replica.refused", hello.replica, text)

@@ -111,7 +111,7 @@ def refuse_plan(job: Job, replica: Replica, why: tuple[str, str], now: float) ->
     if conn is not None and hello is not None:
         job.table.detach(replica)
         refuse_unlike(job, conn, hello, why, now)
-        if replica.may(Cause.EVICT):
+        if replica.state is not State.EVICTED and replica.may(Cause.EVICT):
             replica.move(Cause.EVICT, now, why[0])
 
 
