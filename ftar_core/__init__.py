@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftar_core.errors import FtarError as FtarError
+    from ftar_core.training.backend import process_group as process_group
+    from ftar_core.training.backend import register_backend as register_backend
     from ftar_core.training.data import BatchSampler as BatchSampler
     from ftar_core.training.session import Session as Session
     from ftar_core.training.stream import Stream as Stream
@@ -20,9 +22,11 @@ _LAZY = {
     "BatchSampler": "ftar_core.training.data",
     "FtarError": "ftar_core.errors",
     "Session": "ftar_core.training.session",
+    "process_group": "ftar_core.training.backend",
+    "register_backend": "ftar_core.training.backend",
     "Stream": "ftar_core.training.stream",
 }
-__all__ = ["BatchSampler", "FtarError", "Session", "Stream", "__version__"]
+__all__ = ["BatchSampler", "FtarError", "Session", "Stream", "__version__", "process_group", "register_backend"]
 
 
 def __getattr__(name: str) -> Any:

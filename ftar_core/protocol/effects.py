@@ -123,9 +123,11 @@ class EnterEpoch:
 
 @dataclass(frozen=True)
 class ApplyCommit:
-    """Step `commit.step` is true: apply the update (or skip it, by the verdict), go on with step+1."""
+    """Step `commit.step` is true: apply the update (or skip it, by the verdict), go on with step+1. `loss`: its mean
+    over all ranks of all contributors, where a replica has several (runtime/team.py)."""
 
     commit: Commit
+    loss: float | None = None
 
 
 @dataclass(frozen=True)

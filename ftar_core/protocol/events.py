@@ -114,6 +114,8 @@ class StepReduced:
     weight: float = 0.0  # of all contributors together: the same in the rings of all ranks (runtime/team.py)
     wait_ms: float = 0.0  # of step_ms, behind the last gradient
     slow_rank: int = 0
+    mean_loss: float | None = None  # over the contributors, of this rank's share
+    loss_weight: float = 0.0  # and the weight of those that told a loss
 
 
 @dataclass(frozen=True)

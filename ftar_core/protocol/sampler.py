@@ -6,6 +6,9 @@ was lost before the commit stays in the deal, unused, and goes back at the commi
 new ones, first in, first out (by step, then by slot), so that none waits for ever. Where the data has an end, the last
 steps may have contributors without a batch; the job ends with the commit of the last batch.
 
+Where an update is of a fixed number of batches (`round`), a step deals no more than the update still lacks; whose turn
+it is to go without moves on with the cursor.
+
 Rejected: dealing by (step, slot) arithmetic without memory. It needs no state, but a batch lost with its replica would
 be skipped, or a replica that comes back would train one twice.
 """
@@ -13,6 +16,8 @@ be skipped, or a replica that comes back would train one twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from ftar_core.wire.messages import Deal
 
@@ -23,7 +28,7 @@ def first(contributors: Sequence[str], start: Deal | None = None) -> Deal:
     """The deal of step 1. `contributors` by slot. `start` (of a checkpoint, and with the limit): what is not to be
     dealt any more, because an earlier job has trained it."""
     start = NOTHING_DEALT if start is None else start
-    return _deal(start, start.returned, contributors)
+    return _deal(start, start.returned, contributors, start.left or start.round)
 
 
 def following(deal: Deal, committed: Iterable[str], contributors: Sequence[str]) -> Deal:
@@ -33,7 +38,10 @@ def following(deal: Deal, committed: Iterable[str], contributors: Sequence[str])
     """
     used = set(committed)
     lost = tuple(batch for replica, batch in deal.batches.items() if replica not in used)
-    return _deal(deal, deal.returned + lost, contributors)
+    left = deal.left - (len(deal.batches) - len(lost))
+    if left <= 0 or exhausted(deal, used):
+        left = deal.round
+    return _deal(deal, deal.returned + lost, contributors, left)
 
 
 def exhausted(deal: Deal, committed: Iterable[str]) -> bool:
@@ -46,10 +54,14 @@ def exhausted(deal: Deal, committed: Iterable[str]) -> bool:
 
 def again(deal: Deal, contributors: Sequence[str]) -> Deal:
     """A new deal of the same step, for when nobody who was dealt a batch is left: no gradient of the old one exists."""
-    return _deal(deal, deal.returned + tuple(deal.batches.values()), contributors)
+    return _deal(deal, deal.returned + tuple(deal.batches.values()), contributors, deal.left)
 
 
-def _deal(before: Deal, waiting: tuple[int, ...], contributors: Sequence[str]) -> Deal:
+def _deal(before: Deal, waiting: tuple[int, ...], contributors: Sequence[str], left: int) -> Deal:
+    if before.round and left < len(contributors):
+        turn = before.cursor % len(contributors)
+        chosen = {contributors[(turn + place) % len(contributors)] for place in range(left)}
+        contributors = [name for name in contributors if name in chosen]
     batches: dict[str, int] = {}
     cursor, limit = before.cursor, before.limit
     taken = min(len(waiting), len(contributors))
@@ -60,4 +72,4 @@ def _deal(before: Deal, waiting: tuple[int, ...], contributors: Sequence[str]) -
             break  # this one and those behind it have weight 0
         batches[replica] = cursor
         cursor += 1
-    return Deal(batches=batches, cursor=cursor, returned=waiting[taken:], limit=limit)
+    return msgspec.structs.replace(before, batches=batches, cursor=cursor, returned=waiting[taken:], left=left)

@@ -284,8 +284,8 @@ class TeamFollower:
         match order:
             case EnterOrder(epoch, step, deal, retry, last_commit_epoch):
                 delegate.enter_epoch(EnterEpoch(epoch, step, deal, retry, last_commit_epoch))
-            case CommitOrder(commit):
-                delegate.apply_commit(ApplyCommit(commit))
+            case CommitOrder(commit, loss):
+                delegate.apply_commit(ApplyCommit(commit, loss))
             case PrepareOrder(epoch):
                 delegate.prepare_ring(epoch)
             case DiscardOrder(epoch_id):

@@ -17,7 +17,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -424,8 +424,9 @@ class TeamLeader:
     def apply_commit(self, order: ApplyCommit) -> None:
         self._team.committed(order.commit.step)
         commit = msgspec.structs.replace(order.commit, next=None)  # the epoch comes with an order of its own
-        self._order(CommitOrder(commit=commit))
-        self._delegate.apply_commit(order)
+        loss = self._team.mean_loss
+        self._order(CommitOrder(commit=commit, loss=loss))
+        self._delegate.apply_commit(replace(order, loss=loss))
 
     def follow_sources(self, order: FollowSources) -> None:
         fresh = order.fresh

@@ -83,6 +83,7 @@ class Team:
         self._round = 1
         self._ballots: dict[int, Ballot] = {}
         self._leaving = False
+        self.mean_loss: float | None = None  # of the last step that all ranks have reduced, over ranks and contributors
 
     # --- orders that went to all ranks
 
@@ -151,7 +152,9 @@ class Team:
             return [LeaveNow(text, int(RankExit.USAGE))]
         if len(self._reduced) < self.size:
             return []
-        return [_together([self._reduced[rank] for rank in range(self.size)])]
+        ranks = [self._reduced[rank] for rank in range(self.size)]
+        self.mean_loss = _mean_loss(ranks)
+        return [_together(ranks)]
 
     def _heard_shadow(self, rank: int, event: ShadowAt) -> list[MemberEvent]:
         self._shadows[rank] = event
@@ -182,6 +185,13 @@ class Team:
             self._ballots.clear()
             return agreed
         return Call(round=number) if len(self._ballots) == 1 else None
+
+
+def _mean_loss(ranks: Sequence[StepReduced]) -> float | None:
+    """Weighted mean over all ranks' shares of all contributors' batches; None if nobody told a loss."""
+    told = [(one.mean_loss, one.loss_weight) for one in ranks if one.mean_loss is not None and one.loss_weight > 0]
+    weight = sum(weight for _, weight in told)
+    return sum(loss * weight for loss, weight in told) / weight if told else None
 
 
 def _together(ranks: Sequence[StepReduced]) -> StepReduced:
@@ -225,6 +235,8 @@ def report_of(event: MemberEvent) -> RankReport | None:
                 step_ms=event.step_ms,
                 produced_at=event.produced_at,
                 wait_ms=event.wait_ms,
+                mean_loss=event.mean_loss,
+                loss_weight=event.loss_weight,
             )
         case RingReady(epoch):
             return RankReady(epoch=epoch)
@@ -252,6 +264,8 @@ def event_of(report: RankReport) -> MemberEvent:
                 produced_at=report.produced_at,
                 weight=report.weight,
                 wait_ms=report.wait_ms,
+                mean_loss=report.mean_loss,
+                loss_weight=report.loss_weight,
             )
         case RankReady():
             return RingReady(report.epoch)

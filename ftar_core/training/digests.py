@@ -8,17 +8,15 @@ copy, or in the state."""
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from ftar_core.native import core
 from ftar_core.training.gradients import GradientTaker
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan
 from ftar_core.training.shards import local
+from ftar_core.training.update import Update
 
 
-def step_digest(
-    plan: BucketPlan, taker: GradientTaker, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
-) -> tuple[int, bool]:
+def step_digest(plan: BucketPlan, taker: GradientTaker, update: Update, step: int) -> tuple[int, bool]:
     """(64-bit digest, are all reduced gradients finite and is there any weight). Reads memory once, without the GIL."""
     seed = step
     finite = taker.total_weight > 0
@@ -26,16 +24,14 @@ def step_digest(
         address = taker.reduced[bucket.index].data_ptr()
         seed = core.digest(address, bucket.nbytes, seed)
         finite = finite and core.all_finite(address, bucket.count, DTYPE_CODES[bucket.dtype])
-    return _state_slice(plan, model, optimizer, step, seed), finite
+    return _state_slice(plan, update, step, seed), finite
 
 
-def _state_slice(plan: BucketPlan, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, seed: int) -> int:
+def _state_slice(plan: BucketPlan, update: Update, step: int, seed: int) -> int:
     names = list(plan.slots)
-    parameter = model.get_parameter(names[step % len(names)])
+    parameter = update.model.get_parameter(names[step % len(names)])
     seed = _tensor(parameter, seed)
-    state = optimizer.state.get(parameter, {})
-    for key in sorted(state, key=str):
-        value = state[key]
+    for _, value in update.state_of(parameter):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             seed = _tensor(value, seed)
     return seed

@@ -26,7 +26,7 @@ from ftar_core.training.operations import OPERATION_BUCKETS, OperationRing, Oper
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan
 from ftar_core.training.retention import Inputs
 from ftar_core.wire.ids import NO_EPOCH, EpochId, epoch_key
-from ftar_core.wire.messages import Commit, Deal, EpochInfo, MemberInfo
+from ftar_core.wire.messages import Deal, EpochInfo, MemberInfo
 
 if TYPE_CHECKING:
     from ftar_core.native._core import Member
@@ -108,7 +108,7 @@ class Exchange:
         self._produced: set[int] = set()
         self._reduced: set[int] = set()
         self._taken_epoch: EpochId | None = None  # the epoch whose results `take_reduced` has returned
-        self._commits: deque[tuple[int, Commit]] = deque()
+        self._commits: deque[tuple[int, ApplyCommit]] = deque()
         self._end: End | None = None
         self._sources: tuple[MemberInfo, ...] = ()
         self._role_version = self._role_seen = 0
@@ -178,7 +178,7 @@ class Exchange:
         with self._changed:
             if self._role is not Role.CONTRIBUTOR:
                 return  # a shadow hears of commits from the replica it follows
-            self._commits.append((self._retries, commit))
+            self._commits.append((self._retries, order))
             self._stopping = commit.last or self._replica in commit.drained
             self._new_step(commit.step + 1)
             self._deal, self._last_commit_epoch = commit.deal, commit.epoch
@@ -386,7 +386,7 @@ class Exchange:
             then()
             return True
 
-    def take_commit(self) -> tuple[int, Commit]:
+    def take_commit(self) -> tuple[int, ApplyCommit]:
         """(how often its step was retried, the oldest commit not taken yet). After News.COMMIT only."""
         with self._changed:
             return self._commits.popleft()

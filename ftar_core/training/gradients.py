@@ -13,6 +13,10 @@ tensor parallelism) each rank takes and gives back its own part; FSDP2 runs thes
 One backward a step. More than one (gradient accumulation) is said with `accumulate()`: inside it gradients add up in
 `.grad` as usual, and the first backward outside takes the sums. A second backward without it is an error, since buckets
 of the first may already be on their way.
+
+What `DistributedDataParallel` wraps inside a replica is taken when the step asks for it: the hooks run before DDP has
+averaged over the ranks, and what it writes to `.grad` afterwards is what counts. Under its `no_sync`, and under FSDP2's
+`set_requires_gradient_sync(False)`, no `accumulate()` is needed.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ class Mode(Enum):
     TAKE = "take"  # copy it into its bucket
     ACCUMULATE = "accumulate"  # leave it in .grad until the last backward of the step
     DISCARD = "discard"  # a shadow's warm-up step: drop it
+    ZERO = "zero"  # a turn without a batch of its own: drop it, and fill its bucket with zeros
 
 
 class GradientTaker:
@@ -55,6 +60,7 @@ class GradientTaker:
         self._on_bucket = on_bucket
         self._lock = threading.Lock()  # several devices run backward in several threads
         self._parameters = trainable(model)
+        self._late = _averaged_by_ddp(model, self._parameters)
         self._weight_taken: float | None = None
         self._taken: set[str] = set()
         self._missing = [len(bucket.slots) for bucket in plan.buckets]
@@ -64,10 +70,15 @@ class GradientTaker:
         self.reduced = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
         # Made once: they share the memory of the results.
-        self._whole = {name: around(self._outputs[name], p) for name, p in self._parameters.items() if is_sharded(p)}
+        self._whole = {
+            name: around(self._outputs[name], p)
+            for name, p in self._parameters.items()
+            if is_sharded(p) and p.dtype == self._outputs[name].dtype
+        }
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(name))
             for name, parameter in self._parameters.items()
+            if name not in self._late
         ]
 
     def _make_hook(self, name: str) -> Callable[[torch.Tensor], None]:
@@ -88,21 +99,19 @@ class GradientTaker:
             if name in self._taken or slot.bucket in self._closed:
                 raise FtarError(
                     f"parameter {name}: a second gradient in one step, after the first was already taken",
-                    hint="wrap all but the last backward of a step in `with session.accumulate():`",
+                    hint="wrap all but the last backward of a step in `with session.accumulate():`, and call plain "
+                    "operations (allreduce, broadcast, barrier) before the first or after the last backward",
                 )
             self._taken.add(name)
             if self._weight_taken is None:
-                self._weight_taken = self.weight
+                self._weight_taken = self.weight if mode is Mode.TAKE else 0.0
             weight = self._weight_taken
         if gradient.layout is not torch.strided:
             raise FtarError(
                 f"parameter {name}: its gradient is sparse, which cannot be all-reduced",
                 hint="make the embedding with sparse=False",
             )
-        target = _view(self.retained, slot)
-        target.copy_(local_gradient(gradient, parameter))
-        if weight != 1.0:
-            target.mul_(weight)
+        self._put(name, gradient, parameter, weight)
         with self._lock:
             self._missing[slot.bucket] -= 1
             full = self._missing[slot.bucket] == 0
@@ -123,10 +132,23 @@ class GradientTaker:
             return self._finite
         return all(bool(torch.isfinite(self.retained[b.index]).all()) for b in self.plan.all_buckets)
 
+    def _put(self, name: str, gradient: torch.Tensor, parameter: torch.Tensor, weight: float) -> None:
+        part = local_gradient(gradient, parameter)
+        target = _view(self.retained, self.plan.slots[name])
+        if weight == 0.0:
+            target.zero_()  # what counts for nothing may be NaN
+            return
+        if weight != 1.0 and part.dtype != target.dtype:
+            part = part * weight  # before it is rounded
+            weight = 1.0
+        target.copy_(part)
+        if weight != 1.0:
+            target.mul_(weight)
+
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Gradients of backwards inside add up in `.grad`; the next backward outside takes the sums."""
-        before, self.mode = self.mode, Mode.ACCUMULATE if self.mode is Mode.TAKE else self.mode
+        before, self.mode = self.mode, Mode.ACCUMULATE if self.mode in (Mode.TAKE, Mode.ZERO) else self.mode
         try:
             yield
         finally:
@@ -150,6 +172,22 @@ class GradientTaker:
         batch. A loss that is not finite is left out of the mean (the gradients tell the verdict, not the loss)."""
         if weight is None:
             weight = self.weight if self._weight_taken is None else self._weight_taken
+        self._close(weight)
+        tally = self.plan.tally.index
+        counted = (weight * loss, weight) if loss is not None and math.isfinite(loss) else (0.0, 0.0)
+        self.retained[tally].copy_(torch.tensor([weight, tokens, *counted], dtype=torch.float64))
+        self._closed.add(tally)
+        self._announce(tally)
+
+    def before_operation(self) -> None:
+        """A plain operation between backward and the end of the step, for which this replica is about to wait: first
+        all buckets go to the ring, in which another replica may have put them already. (It may use other parameters
+        than this one, and nobody may wait for something behind a bucket that he holds back.)"""
+        if self._taken and self.mode in (Mode.TAKE, Mode.ZERO):
+            self._close(self.weight if self._weight_taken is None else self._weight_taken)
+
+    def _close(self, weight: float) -> None:
+        """Zeros for what has no gradient."""
         for bucket in self.plan.buckets:
             if bucket.index in self._closed:
                 continue
@@ -158,17 +196,12 @@ class GradientTaker:
                     parameter = self._parameters[slot.name]
                     if parameter.grad is not None and self.mode is Mode.TAKE and weight != 0.0:
                         # Left by accumulate() with no backward after it for this parameter, or put there without a
-                        # hook being run (FSDP2 before torch 2.7).
-                        _view(self.retained, slot).copy_(local_gradient(parameter.grad, parameter)).mul_(weight)
+                        # hook being run (DDP's; FSDP2 before torch 2.7).
+                        self._put(slot.name, parameter.grad, parameter, weight)
                     else:
                         _view(self.retained, slot).zero_()
             self._closed.add(bucket.index)
             self._announce(bucket.index)
-        tally = self.plan.tally.index
-        counted = (weight * loss, weight) if loss is not None and math.isfinite(loss) else (0.0, 0.0)
-        self.retained[tally].copy_(torch.tensor([weight, tokens, *counted], dtype=torch.float64))
-        self._closed.add(tally)
-        self._announce(tally)
 
     @property
     def total_weight(self) -> float:
@@ -178,6 +211,11 @@ class GradientTaker:
     @property
     def total_tokens(self) -> float:
         return float(self.reduced[-1][1])
+
+    @property
+    def loss_weight(self) -> float:
+        """Of the contributors that told a loss."""
+        return float(self.reduced[-1][3])
 
     @property
     def mean_loss(self) -> float | None:
@@ -198,8 +236,8 @@ class GradientTaker:
         allows)."""
         for name, parameter in self._parameters.items():
             output = self._outputs[name]
-            if parameter.device != output.device:
-                parameter.grad = around(output.to(parameter.device), parameter)
+            if parameter.device != output.device or parameter.dtype != output.dtype:
+                parameter.grad = around(output.to(parameter.device, parameter.dtype), parameter)
             else:
                 parameter.grad = self._whole.get(name, output)
 
@@ -208,6 +246,16 @@ class GradientTaker:
             hook.remove()
         self._hooks.clear()
         self.mode = Mode.OFF
+
+
+def _averaged_by_ddp(model: nn.Module, parameters: dict[str, nn.Parameter]) -> set[str]:
+    """Names of the parameters whose gradients DDP averages over the ranks of the replica."""
+    wrapped: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            ignored: set[str] = set(module.parameters_to_ignore)
+            wrapped |= {id(p) for name, p in module.module.named_parameters() if name not in ignored}
+    return {name for name, parameter in parameters.items() if id(parameter) in wrapped}
 
 
 def _view(buffers: Inputs | list[torch.Tensor], slot: Slot) -> torch.Tensor:

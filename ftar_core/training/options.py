@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from ftar_core.training.plan import DEFAULT_BUCKET_BYTES
 
 
@@ -12,6 +14,9 @@ class TrainingOptions:
     """What hardly anybody has to change. Sizes in bytes, times in seconds."""
 
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    # Gradients are added up in this type, whatever their own: torch.bfloat16 halves the bytes of float32 ones,
+    # torch.float32 keeps more digits of bfloat16 ones. None: in their own.
+    reduce_dtype: torch.dtype | None = None
     # Steps that wait to be replayed; a shadow that is further behind starts again. 0: FTAR_REPLAY_BUFFER, or a quarter
     # of the memory that is available.
     stream_buffer_bytes: int = 0

@@ -6,7 +6,9 @@ rank's part is reduced in that rank's ring.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
+from typing import overload
 
 import torch
 
@@ -14,6 +16,46 @@ from ftar_core.errors import FtarError
 from ftar_core.training.operations import Kind, Operation
 from ftar_core.training.plan import DTYPE_CODES
 from ftar_core.training.shards import around, local
+
+
+class PlainTensors(abc.ABC):
+    """The part of a session for tensors of the user's own."""
+
+    @abc.abstractmethod
+    def _operate(self, operation: Operation) -> torch.Tensor | None:
+        """The result; None where there are no others. Raises FtarError outside of a turn."""
+
+    @overload
+    def allreduce(self, tensors: torch.Tensor, op: str = "sum") -> torch.Tensor: ...
+    @overload
+    def allreduce(self, tensors: Sequence[torch.Tensor], op: str = "sum") -> list[torch.Tensor]: ...
+    def allreduce(
+        self, tensors: torch.Tensor | Sequence[torch.Tensor], op: str = "sum"
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """Sum or mean of a tensor, or of each of a list, over the replicas that contribute to the running step; new
+        tensors, the given ones stay as they are. Rank i of a replica reduces with rank i of the others.
+
+        Between the beginning of a turn and its `step()`, by all replicas alike. All that go on have the same bits,
+        whoever is lost meanwhile: with the values of the lost one if anybody had the result by then, else without. A
+        turn without a batch of its own (`warming_up`) adds zeros and does not count in the mean; in a shadow's warm-up
+        the result is what was given.
+
+        Raises FtarError outside of a turn, for another dtype, and if another replica is about to do something else.
+        """
+        many = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        found = operate(many, kind_of(op), self._operate) or [tensor.detach().clone() for tensor in many]
+        return found[0] if isinstance(tensors, torch.Tensor) else found
+
+    def broadcast(self, tensor: torch.Tensor, source: str = "") -> torch.Tensor:
+        """The tensor of replica `source` (default: the first contributor that has a batch) on all contributors, bit
+        for bit. Otherwise as `allreduce`. Raises FtarError if `source` does not contribute."""
+        found = operate([tensor], Kind.BROADCAST, self._operate, source)
+        return found[0] if found else tensor.detach().clone()
+
+    def barrier(self) -> None:
+        """Returns when all contributors are here. Otherwise as `allreduce`."""
+        self._operate(Operation(Kind.BARRIER, torch.empty(0)))
+
 
 KINDS = {"sum": Kind.SUM, "mean": Kind.MEAN, "avg": Kind.MEAN}
 
@@ -40,11 +82,6 @@ def operate(
             mine = torch.empty(part.shape, dtype=dtype, device=part.device).copy_(piece.view(part.shape))
             results[number] = around(mine, tensors[number])
     return [results[number] for number in range(len(tensors))]
-
-
-def barrier(run: Callable[[Operation], torch.Tensor | None]) -> bool:
-    """Whether all were there; False if `run` gives up."""
-    return run(Operation(Kind.BARRIER, torch.empty(0))) is not None
 
 
 def kind_of(op: str) -> Kind:

@@ -7,7 +7,9 @@ happens to produce; a parameter without a gradient counts as zeros. Its hash tra
 refuses a replica with another one, before a single gradient could be added to the wrong place.
 
 Where a replica shards its model over several ranks, each rank has a plan of its own, over its local parts, and a ring
-of its own with the same rank of the other replicas.
+of its own with the same rank of the other replicas. Parameters that all ranks of a replica hold whole (those
+that tensor parallelism leaves alone) lie in buckets of their own, laid out alike on all ranks: the order of additions
+depends on the place in a bucket, so each rank's copy gets the same bits.
 
 Buckets of about 4 MiB: large enough that the fixed cost of a ring pass (2 (n - 1) messages) is small against the bytes,
 small enough that the first bucket is under way long before backward ends.
@@ -32,7 +34,7 @@ import torch
 from torch import nn
 
 from ftar_core.errors import PlanMismatch
-from ftar_core.training.shards import local, placement
+from ftar_core.training.shards import is_split, local, placement
 from ftar_core.wire.outline import Parameter, pack
 
 DEFAULT_BUCKET_BYTES = 4 * 1024 * 1024
@@ -142,17 +144,24 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(reversed(named))
 
 
-def make_plan(model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> BucketPlan:
-    """The plan of this model. Raises PlanMismatch, naming the parameter or module, for what cannot be trained this
-    way."""
+def make_plan(
+    model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES, reduce_dtype: torch.dtype | None = None
+) -> BucketPlan:
+    """The plan of this model. `reduce_dtype`: gradients are reduced in this type, whatever their own. Raises
+    PlanMismatch, naming the parameter or module, for what cannot be trained this way."""
     refuse_forward_buffers(model)
     parameters = trainable(model)
+    if reduce_dtype is not None and reduce_dtype not in _GRADIENT_DTYPES:
+        raise PlanMismatch(
+            f"reduce_dtype={reduce_dtype}: gradients cannot be all-reduced in it",
+            hint="use torch.float32, float64, bfloat16 or float16, or None for that of each parameter",
+        )
     if not parameters:
         raise PlanMismatch(
             "the model has no trainable parameters",
             hint="build the model and set requires_grad before the Session is made",
         )
-    open_slots: dict[torch.dtype, list[_Piece]] = {}
+    open_slots: dict[tuple[torch.dtype, bool], list[_Piece]] = {}
     closed: list[tuple[torch.dtype, list[_Piece]]] = []
     for name, parameter in parameters.items():
         if parameter.dtype not in _GRADIENT_DTYPES:
@@ -160,15 +169,17 @@ def make_plan(model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Buc
                 f"parameter {name}: gradients of {parameter.dtype} cannot be all-reduced",
                 hint="use float32, float64, bfloat16 or float16, or set requires_grad_(False)",
             )
-        waiting = open_slots.setdefault(parameter.dtype, [])
+        dtype = reduce_dtype or parameter.dtype
+        group = (dtype, is_split(parameter))
+        waiting = open_slots.setdefault(group, [])
         part = local(parameter)
-        size = part.numel() * parameter.dtype.itemsize
-        used = sum(piece.count for piece in waiting) * parameter.dtype.itemsize
+        size = part.numel() * dtype.itemsize
+        used = sum(piece.count for piece in waiting) * dtype.itemsize
         if waiting and used + size > bucket_bytes:
-            closed.append((parameter.dtype, waiting))
-            waiting = open_slots[parameter.dtype] = []
+            closed.append((dtype, waiting))
+            waiting = open_slots[group] = []
         waiting.append(_Piece(name, tuple(part.shape), part.numel(), tuple(parameter.shape), placement(parameter)))
-    closed += [(dtype, waiting) for dtype, waiting in open_slots.items() if waiting]
+    closed += [(dtype, waiting) for (dtype, _), waiting in open_slots.items() if waiting]
     buckets = tuple(_lay_out(index, dtype, contents) for index, (dtype, contents) in enumerate(closed))
     return BucketPlan(buckets, Bucket(len(buckets), torch.float64, TALLY_FIELDS, ()))
 

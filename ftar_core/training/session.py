@@ -27,29 +27,34 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, TypeVar, overload
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import torch
 from torch import nn
 
 from ftar_core.errors import FtarError, SettingsError
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.settings import Settings, read_settings
+from ftar_core.training import current
 from ftar_core.training.data import BatchSampler, Source
 from ftar_core.training.feed import open_feed
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
-from ftar_core.training.operations import Kind
+from ftar_core.training.operations import Operation
 from ftar_core.training.options import TrainingOptions
-from ftar_core.training.plain import barrier, kind_of, operate
+from ftar_core.training.plain import PlainTensors
 from ftar_core.training.plan import make_plan
+from ftar_core.training.refusals import refuse
 from ftar_core.training.retention import inputs_for
+from ftar_core.training.rounds import Round
 from ftar_core.training.shadow import Shadow
 from ftar_core.training.state import Stateful, check_transferable, parameters_digest
 from ftar_core.training.stepping import Stepper
 from ftar_core.training.turns import Turn, Turns
+from ftar_core.training.update import Many, Update
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
@@ -67,24 +72,35 @@ PHASES = {"checkpoint": Phase.CHECKPOINT, "evaluation": Phase.EVALUATION, "compi
 DATA = "data"  # the name of the data among the registered state
 
 
-class Session:
+class Session(PlainTensors):
     """One replica's part in a job.
 
-    `update`: called with reduced gradients in `.grad`; default optimizer.step(), scheduler.step(), zero_grad().
-    Clipping belongs here, since gradients are not final before. It must read nothing else but model, optimizer,
-    scheduler and what is registered in `state` (name -> object with state_dict and load_state_dict). `last_step`: end
-    the job after this step (0: no wish). `settings`: instead of the environment.
+    `model`, `optimizer` and `scheduler`: one, or a list or mapping of several, which all make their step together.
+    `update`: called with reduced gradients in `.grad`; by default clips to `max_norm` (of all gradients together, over
+    all ranks of the replica), steps optimizers, schedulers, and clears gradients. It must read nothing else but models,
+    optimizers, schedulers, `session.contributors` and what is registered in `state` (name -> object with state_dict and
+    load_state_dict). `skipped`: called instead where gradients were not finite on some replica, under the same rule.
+    `scaler`: a torch.amp.GradScaler for float16; its scale is lowered on all replicas when a step is skipped, and the
+    default update unscales. `lr_scale`: a factor to the learning rates of an update, of the share of `replicas` that
+    contributed to it. `global_batch`: an update is of so many batches, in as many steps as that takes (rounds.py).
+    `last_step`: end the job after this step (0: no wish). `settings`: instead of the environment.
 
     Raises SettingsError (environment), PlanMismatch (a model that cannot be trained this way), StateMismatch (state
     that cannot be sent to another replica). Starts threads and sockets at the first turn of `batches`, not before."""
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: Many[nn.Module],
+        optimizer: Many[torch.optim.Optimizer],
         *,
         update: Callable[[], None] | None = None,
-        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        scheduler: Many[torch.optim.lr_scheduler.LRScheduler] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        skipped: Callable[[], None] | None = None,
+        max_norm: float | None = None,
+        lr_scale: Callable[[float], float] | None = None,
+        replicas: int = 0,
+        global_batch: int = 0,
         state: Mapping[str, Stateful] | None = None,
         last_step: int = 0,
         settings: Settings | None = None,
@@ -93,35 +109,59 @@ class Session:
     ) -> None:
         if last_step < 0:
             raise SettingsError(f"last_step={last_step}: a step number, or 0 for no end, is expected")
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        if global_batch < 0 or (global_batch and lr_scale is not None):
+            raise SettingsError(
+                f"global_batch={global_batch}" + (" and lr_scale" if lr_scale is not None else ""),
+                hint="a number of batches (0: every step is an update); with it there is no share to scale by",
+            )
         self._settings = settings if settings is not None else read_settings()
         self._options = options if options is not None else TrainingOptions()
         self._link_options = link_options
         self._last_step = last_step
-        self._update = update if update is not None else self._default_update
-        parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
-        if scheduler is not None:
-            parts["scheduler"] = scheduler
+        refuse(_each(model), _each(optimizer), self._settings)
+        self._update = Update(
+            models=model,
+            optimizers=optimizer,
+            schedulers=scheduler,
+            scaler=scaler,
+            update=update,
+            skipped=skipped,
+            max_norm=max_norm,
+            lr_scale=lr_scale,
+            replicas=replicas,
+        )
+        self._global_batch = global_batch
+        self._round = Round() if global_batch else None
+        self.model = self._update.model
+        parts = self._update.parts()
+        if self._round is not None:
+            parts["round"] = self._round
         for name, part in (state or {}).items():
             if name in parts:
                 raise SettingsError(f"state {name!r}: the session registers that itself", hint="choose another name")
             parts[name] = part
         self._parts = parts
         check_transferable(parts)
-        self.plan = make_plan(model, self._options.bucket_bytes)
+        self.plan = make_plan(self.model, self._options.bucket_bytes, self._options.reduce_dtype)
         inputs, self._retention = inputs_for(
-            model, self.plan, self._options.retain, self._options.retain_bytes, self._settings.world_size
+            self.model, self.plan, self._options.retain, self._options.retain_bytes, self._settings.world_size
         )
-        self._taker = GradientTaker(model, self.plan, self._bucket_full, inputs)
+        self._taker = GradientTaker(self.model, self.plan, self._bucket_full, inputs)
         self._journal = Journal(self._settings.journal, self._settings.replica, self._settings.rank)
         self._ledger = StepLedger(self._journal)
         self._turns: Turns | None = None  # once the loop has begun
+        current.made(self)
 
     # --- for the user's loop ---------------------------------------------------------------------------------------
 
     @property
     def replica(self) -> str:
         return self._settings.replica
+
+    @property
+    def started(self) -> bool:
+        """The loop has begun."""
+        return self._turns is not None
 
     @property
     def running(self) -> bool:
@@ -135,7 +175,7 @@ class Session:
 
     @property
     def contributors(self) -> tuple[str, ...]:
-        """Replicas that contributed to the last committed step."""
+        """Replicas that contributed to the last committed step; in the update, to the one that it is of."""
         return self._turns.stepper.contributors if self._turns is not None else ()
 
     @property
@@ -146,7 +186,8 @@ class Session:
 
     @property
     def mean_loss(self) -> float | None:
-        """Loss of the last committed step, averaged over the contributors by weight (the same on all of them)."""
+        """Loss of the last committed step, averaged over the contributors by weight, and over the ranks of a replica
+        (the same on all of them)."""
         return self._ledger.loss
 
     @property
@@ -274,39 +315,6 @@ class Session:
             return
         turns.finish_step(_number(loss), tokens, weight=None)
 
-    # --- plain tensors, across the replicas
-
-    @overload
-    def allreduce(self, tensors: torch.Tensor, op: str = "sum") -> torch.Tensor: ...
-    @overload
-    def allreduce(self, tensors: Sequence[torch.Tensor], op: str = "sum") -> list[torch.Tensor]: ...
-    def allreduce(
-        self, tensors: torch.Tensor | Sequence[torch.Tensor], op: str = "sum"
-    ) -> torch.Tensor | list[torch.Tensor]:
-        """Sum or mean of a tensor, or of each of a list, over the replicas that contribute to the running step; new
-        tensors, the given ones stay as they are. Rank i of a replica reduces with rank i of the others.
-
-        Between the beginning of a turn and its `step()`, by all replicas alike. All that go on have the same bits,
-        whoever is lost meanwhile: with the values of the lost one if anybody had the result by then, else without. A
-        turn without a batch of its own (`warming_up`) adds zeros and does not count in the mean; in a shadow's warm-up
-        the result is what was given.
-
-        Raises FtarError outside of a turn, for another dtype, and if another replica is about to do something else.
-        """
-        many = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        found = operate(many, kind_of(op), self._begun.operate) or [tensor.detach().clone() for tensor in many]
-        return found[0] if isinstance(tensors, torch.Tensor) else found
-
-    def broadcast(self, tensor: torch.Tensor, source: str = "") -> torch.Tensor:
-        """The tensor of replica `source` (default: the first contributor that has a batch) on all contributors, bit
-        for bit. Otherwise as `allreduce`. Raises FtarError if `source` does not contribute."""
-        found = operate([tensor], Kind.BROADCAST, self._begun.operate, source)
-        return found[0] if found else tensor.detach().clone()
-
-    def barrier(self) -> None:
-        """Returns when all contributors are here. Otherwise as `allreduce`."""
-        barrier(self._begun.operate)
-
     def close(self) -> None:
         """Leave the job now (a loop that runs to its end does not need it)."""
         if self._turns is not None and self._turns.over is None:
@@ -326,7 +334,7 @@ class Session:
             retained=self._taker.retained,
             reduced=self._taker.reduced,
             state_digest=f"{parameters_digest(self.model)}-{source.fingerprint()}",
-            begin=source.begin(),
+            begin=msgspec.structs.replace(source.begin(), round=self._global_batch),
             last_step=self._last_step,
             journal=self._journal,
             options=self._link_options,
@@ -339,10 +347,10 @@ class Session:
             wiring=wiring,
             taker=self._taker,
             plan=self.plan,
-            model=self.model,
-            optimizer=self.optimizer,
             parts=self._parts,
             update=self._update,
+            round_=self._round,
+            global_batch=self._global_batch,
             source=source,
             journal=self._journal,
             ledger=self._ledger,
@@ -363,8 +371,7 @@ class Session:
             taker=self._taker,
             journal=self._journal,
             ledger=self._ledger,
-            model=self.model,
-            optimizer=self.optimizer,
+            update=self._update,
         )
         log.info("%s: %s", wiring.name, self.plan.describe())
         self._journal.write("data", source.describe())
@@ -372,21 +379,24 @@ class Session:
         wiring.start()
         return self._turns
 
+    def _operate(self, operation: Operation) -> torch.Tensor | None:
+        return self._begun.operate(operation)
+
     @property
     def _begun(self) -> Turns:
         if self._turns is None:
             raise FtarError("the session has not been started", hint="iterate over session.batches()")
         return self._turns
 
-    def _default_update(self) -> None:
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
     def _bucket_full(self, bucket: int) -> None:
         passes("backward", self.current_step, bucket)
         self._begun.wiring.exchange.produced(bucket)
+
+
+def _each(given: object) -> list[Any]:
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _number(loss: torch.Tensor | float | None) -> float | None:

@@ -22,6 +22,11 @@ def is_sharded(tensor: object) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def is_split(tensor: torch.Tensor) -> bool:
+    """The ranks hold different parts of it; a DTensor that is replicated is whole on each."""
+    return is_sharded(tensor) and not all(p.is_replicate() for p in _any(tensor).placements)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, sharing memory, detached; a plain tensor is its own part."""
     tensor = tensor.detach()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import torch
-from torch import nn
 
 from ftar_core.errors import NonFiniteGradients
 from ftar_core.protocol.effects import End
@@ -28,14 +27,16 @@ from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
 from ftar_core.training.plan import BucketPlan, BufferWatch
+from ftar_core.training.rounds import Round, complete
 from ftar_core.training.shelf import StepItem
 from ftar_core.training.state import Stateful, look_at_state, raw_bytes
 from ftar_core.training.statewire import StepData
+from ftar_core.training.update import Update
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import Commit, Verdict
+from ftar_core.wire.messages import Commit, Deal, Verdict
 
 log = logging.getLogger("ftar.session")
 LOOK_S = 0.1  # while a shadow waits for something
@@ -58,10 +59,10 @@ class Stepper:
         wiring: Wiring,
         taker: GradientTaker,
         plan: BucketPlan,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
         parts: Mapping[str, Stateful],
-        update: Callable[[], None],
+        update: Update,
+        round_: Round | None,
+        global_batch: int,
         source: Source,
         journal: Journal,
         ledger: StepLedger,
@@ -71,10 +72,10 @@ class Stepper:
         self.applied = 0  # the last step whose update has run
         self.contributors: tuple[str, ...] = ()  # of that step
         self._wiring, self._exchange, self._server = wiring, wiring.exchange, wiring.server
-        self._taker, self._plan, self._model, self._optimizer = taker, plan, model, optimizer
-        self._parts, self._update, self._source = parts, update, source
+        self._taker, self._plan, self._update, self._round = taker, plan, update, round_
+        self._parts, self._source, self._global_batch = parts, source, global_batch
         self._journal, self._ledger = journal, ledger
-        self._buffers = BufferWatch(model)
+        self._buffers = BufferWatch(update.model)
         self._replica = wiring.settings.replica
         self._batch: int | None = None
         self._deal = NOTHING_DEALT  # of the step whose results were announced
@@ -87,6 +88,10 @@ class Stepper:
         if place.deal.limit != self._source.total:
             job, here = (str(limit) if limit else "any number of" for limit in (place.deal.limit, self._source.total))
             reason = f"the job trains {job} batches of the data, this replica {here}: start it with the same passes"
+            raise Leave(reason, RankExit.REFUSED)
+        if place.deal.round != self._global_batch:
+            job, here = (f"{n} batches" if n else "one step" for n in (place.deal.round, self._global_batch))
+            reason = f"an update of the job is of {job}, of this replica {here}: start it with the same global_batch"
             raise Leave(reason, RankExit.REFUSED)
         self._source.stands_at(place.deal)
         self._life = place.life
@@ -129,12 +134,15 @@ class Stepper:
                     return None
                 if place.role is not Role.CONTRIBUTOR or place.deal.batches.get(self._replica) != self._batch:
                     return None  # out of step with the others, or dealt anew: the next turn begins again
-        retries, commit = self._exchange.take_commit()
+        retries, order = self._exchange.take_commit()
+        commit = order.commit
         if commit.step != step or commit.epoch != announced:
             raise Leave(f"the results of step {step} here are not those that were committed", RankExit.RESTART)
         committed = time.monotonic()
         if commit.verdict is Verdict.FAIL:
             self._fail(step)
+        mean_loss = order.loss if order.loss is not None else self._taker.mean_loss
+        total_tokens = int(self._taker.total_tokens)
         self._apply(commit)
         self._ledger.step(
             commit,
@@ -146,15 +154,15 @@ class Stepper:
             committed=committed,
             updated=time.monotonic(),
             retries=retries,
-            loss=self._taker.mean_loss,
-            tokens=int(self._taker.total_tokens),
+            loss=mean_loss,
+            tokens=total_tokens,
         )
         return None
 
     def _announce(self, step: int, epoch: EpochId, loss: float | None, produced: float) -> bool:
         """Tell the coordinator that the step is reduced here. False if the epoch has changed meanwhile."""
         place = self._exchange.place()
-        digest, finite = step_digest(self._plan, self._taker, self._model, self._optimizer, step)
+        digest, finite = step_digest(self._plan, self._taker, self._update, step)
         now = time.monotonic()
         event = StepReduced(
             step=step,
@@ -167,6 +175,8 @@ class Stepper:
             wait_ms=(now - produced) * 1000.0,
             produced_at=produced,
             weight=self._taker.total_weight,
+            mean_loss=self._taker.mean_loss,
+            loss_weight=self._taker.loss_weight,
         )
         told = self._exchange.take_reduced(epoch, lambda: self._wiring.post(event))
         if told:
@@ -182,18 +192,16 @@ class Stepper:
     def _apply(self, commit: Commit) -> None:
         """The step is true: the same on every replica from here on."""
         self._settle_copy(commit.step - 1)
-        if commit.verdict is Verdict.APPLY:
+        if commit.verdict is Verdict.APPLY and self._round is None:
             self._taker.average()
         if self._server.followed():
             self._server.publish(self._step_item(commit))
-        if commit.verdict is Verdict.APPLY:
-            self._run_update(commit.step)
-        else:
+        if commit.verdict is Verdict.SKIP:
             log.warning("step %d: gradients were not finite somewhere, nobody updates", commit.step)
+        self._change(commit.step, commit.verdict, commit.contributors, commit.deal)
         self.applied = commit.step
         passes("updated", commit.step)
         self._source.stands_at(commit.deal)
-        self.contributors = commit.contributors
         self._taker.begin(Mode.OFF)
         self.serve_shadows(behind_update=True)
 
@@ -207,8 +215,24 @@ class Stepper:
         if abandoned:
             log.info("%s", abandoned)
 
+    def _change(self, step: int, verdict: Verdict, contributors: tuple[str, ...], following: Deal) -> None:
+        """What a committed step does to the state; the same when it is replayed. The results are in their buffers:
+        averages, or sums where an update takes several steps."""
+        self.contributors = contributors
+        if verdict is Verdict.SKIP:
+            if self._round is not None:
+                self._round.drop()
+            self._in_user_code(step, lambda: self._update.skip(contributors))
+            return
+        if self._round is not None:
+            self._round.add(self._taker.reduced)
+            if not complete(following) or not self._round.take(self._taker.reduced):
+                return
+            self._taker.average()
+        self._run_update(step, contributors)
+
     def _step_item(self, commit: Commit) -> StepItem:
-        """A copy of the averaged buckets for followers. Cost: a memory copy of the gradients, while somebody
+        """A copy of the buckets for followers. Cost: a memory copy of the gradients, while somebody
         follows."""
         buckets: tuple[torch.Tensor, ...] = ()
         if commit.verdict is Verdict.APPLY:
@@ -225,14 +249,17 @@ class Stepper:
         )
         return StepItem(header, buckets)
 
-    def _run_update(self, step: int) -> None:
+    def _run_update(self, step: int, contributors: tuple[str, ...]) -> None:
         self._wiring.phase(Phase.UPDATE, step)
         passes("update", step)
         self._taker.mode = Mode.OFF
         self._taker.give_back()
+        self._in_user_code(step, lambda: self._update.run(contributors))
+
+    def _in_user_code(self, step: int, work: Callable[[], None]) -> None:
         self._wiring.in_user_code = self._wiring.updating = True
         try:
-            self._update()
+            work()
         except Exception as error:
             # Half an update may have run: this state is nobody's, and only catch-up can replace it.
             reason = f"the update of step {step} raised {type(error).__name__}: {error}"
@@ -248,9 +275,10 @@ class Stepper:
         if item.verdict is Verdict.APPLY:
             for mine, theirs in zip(self._taker.reduced, item.buckets, strict=True):
                 raw_bytes(mine)[:] = raw_bytes(theirs)
-            self._run_update(item.step)
-            self._taker.begin(Mode.OFF)
-        self.contributors = item.contributors
+        mean_loss, total_tokens = self._taker.mean_loss, int(self._taker.total_tokens)
+        following = item.deal if item.deal is not None else NOTHING_DEALT
+        self._change(item.step, item.verdict, item.contributors, following)
+        self._taker.begin(Mode.OFF)
         if item.deal is not None:
             self._source.stands_at(item.deal)
         self._ledger.replayed(
@@ -261,8 +289,8 @@ class Stepper:
             incarnation=self._wiring.incarnation,
             began=began,
             updated=time.monotonic(),
-            loss=self._taker.mean_loss,
-            tokens=int(self._taker.total_tokens),
+            loss=mean_loss,
+            tokens=total_tokens,
         )
 
     def serve_shadows(self, *, behind_update: bool = False, waited_s: float = 0.0) -> None:

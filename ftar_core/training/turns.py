@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from enum import Enum
 
 import torch
-from torch import nn
 
 from ftar_core.errors import FtarError
 from ftar_core.protocol.effects import End
@@ -26,8 +25,9 @@ from ftar_core.training.ledger import StepLedger
 from ftar_core.training.lockstep import Do
 from ftar_core.training.operations import Operation
 from ftar_core.training.shadow import Shadow
-from ftar_core.training.state import parameters_digest, state_digest
+from ftar_core.training.state import parameters_digest
 from ftar_core.training.stepping import Leave, Stepper
+from ftar_core.training.update import Update
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 
@@ -54,15 +54,14 @@ class Turns:
         taker: GradientTaker,
         journal: Journal,
         ledger: StepLedger,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        update: Update,
     ) -> None:
         self.wiring, self.stepper = wiring, stepper
         self.current: Turn | None = None
         self.over: End | None = None
         self._shadow, self._taker = shadow, taker
         self._journal, self._ledger = journal, ledger
-        self._model, self._optimizer = model, optimizer
+        self._update = update
         self._contributes = False  # and will until it ends
         self._operates = False  # the loop's body has plain operations
         self._turned = False  # the loop's body has been run
@@ -94,7 +93,7 @@ class Turns:
                     return self._turn(Turn.TRAIN, batch)
                 if self._operates or not self._turned:
                     # The others may operate in their turns, and wait for this replica.
-                    self._taker.begin(Mode.DISCARD)
+                    self._taker.begin(Mode.ZERO)
                     return self._turn(Turn.IDLE, self._some_batch(place))
                 self.finish_step(None, 0, weight=0.0)
             elif place.stopping:
@@ -139,6 +138,7 @@ class Turns:
         if self.current is Turn.WARM_UP:
             return None
         exchange = self.wiring.exchange
+        self._taker.before_operation()
         self.wiring.in_user_code = False
         try:
             result = exchange.operations.run(operation)
@@ -221,7 +221,7 @@ class Turns:
             exit_code=int(end.exit_code),
             reason=end.reason,
             incarnation=self.wiring.incarnation,
-            params_digest=parameters_digest(self._model),
-            optimizer_digest=state_digest(self._optimizer),
+            params_digest=parameters_digest(self._update.model),
+            optimizer_digest=self._update.digest(),
         )
         self._journal.close()

@@ -92,13 +92,17 @@ class Deal(Part, frozen=True):
 
     A contributor without an entry has weight 0 at this step. `returned` holds batches whose contributor was lost
     before the commit; they are dealt first, in order. `cursor` is the next batch never dealt. Batches from `limit` on
-    do not exist: the job ends when all below are trained (0: there is no end).
+    do not exist: the job ends when all below are trained (0: there is no end). `round`: one update of the parameters is
+    of so many batches, dealt over as many steps as that takes, and still lacks `left` of them, those of this deal
+    included (0: every step is an update, and deals a batch to every contributor).
     """
 
     batches: dict[str, int]
     cursor: int
     returned: tuple[int, ...] = ()
     limit: int = 0
+    round: int = 0
+    left: int = 0
 
 
 class Report(Part, frozen=True):

@@ -109,7 +109,10 @@ class EnterOrder(Message, frozen=True):
 
 
 class CommitOrder(Message, frozen=True):
+    """`loss`: mean over all ranks and contributors."""
+
     commit: Commit
+    loss: float | None = None
 
 
 class FollowOrder(Message, frozen=True):
@@ -143,7 +146,8 @@ class Agreed(Message, frozen=True):
 
 
 class RankReduced(Message, frozen=True):
-    """All buckets of this rank's ring are reduced. `weight`: of all contributors together, the same in all rings."""
+    """All buckets of this rank's ring are reduced. `weight`: of all contributors together, the same in all rings.
+    `mean_loss`: over them, of this rank's share of the batches; `loss_weight`: of those that told a loss."""
 
     step: int
     epoch: EpochId
@@ -155,6 +159,8 @@ class RankReduced(Message, frozen=True):
     step_ms: float
     produced_at: float
     wait_ms: float
+    mean_loss: float | None = None
+    loss_weight: float = 0.0
 
 
 class RankReady(Message, frozen=True):

@@ -7,7 +7,7 @@ after a while; then all is healed, and the job must commit further steps, or say
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ftar_core.protocol.config import Detection, JobConfig
@@ -32,10 +32,14 @@ class Outcome:
     faults: int
 
 
-class Chaos:
-    """One run. The same seed gives the same run. `limit`: the data has so many batches (0: no end)."""
+ROUNDS = (0, 0, 0, 1, 2, 3, 4, 7)
 
-    def __init__(self, seed: int, *, quiet: bool = True, limit: int = 0) -> None:
+
+class Chaos:
+    """One run. The same seed gives the same run. `limit`: the data has so many batches (0: no end). `rounds`: what an
+    update may be of, in batches (0: every step is one)."""
+
+    def __init__(self, seed: int, *, quiet: bool = True, limit: int = 0, rounds: Sequence[int] = ROUNDS) -> None:
         self.rng = rng = random.Random(seed)
         replicas = rng.choice((2, 3, 3, 3, 4, 5))
         spares = rng.choice((0, 0, 0, 1, 1, 2))
@@ -58,6 +62,7 @@ class Chaos:
         )
         self.world = world = World(config, quiet=quiet)
         world.limit = limit
+        world.truth.round = random.Random(seed ^ 0x526F756E64).choice(rounds)
         odd = rng.randrange(3, 9)
         world.finite = lambda step, result: step % odd != 0
         self.world.on_closing = lambda link: None

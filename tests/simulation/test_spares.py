@@ -192,7 +192,7 @@ class Incidents(Chaos):
     """Kills and drains, one after the other, each when the cluster is whole and its spares are ready."""
 
     def __init__(self, seed: int, *, quiet: bool = True) -> None:
-        super().__init__(seed, quiet=quiet)
+        super().__init__(seed, quiet=quiet, rounds=(0,))
         rng = self.rng = random.Random(seed)
         self.wanted, self.extra = rng.choice((2, 3, 4)), rng.choice((1, 1, 2))
         self.names = [f"r{i}" for i in range(self.wanted + self.extra)]

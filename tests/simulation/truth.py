@@ -34,6 +34,7 @@ class Truth:
     verdicts: dict[int, str] = field(default_factory=dict)
     epochs: dict[EpochId, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     part_until: dict[tuple[str, int], int] = field(default_factory=dict)  # life -> the last step it had a part in
+    round: int = 0  # batches of an update of the parameters; 0: each step is one
 
     def commit(self, who: str, step: int, result: Result, verdict: str, connected: bool) -> None:
         """`who` applies `step`."""
@@ -53,6 +54,9 @@ class Truth:
         if step > 1 and step - 1 not in self.committed:
             raise Violation(f"step {step} is committed, but step {step - 1} never was")
         replicas = [c[0] for c in result]
+        done, more = len(self.trained), sum(batch is not None for _, _, batch in result)
+        if self.round and more and done // self.round != (done + more - 1) // self.round:
+            raise Violation(f"data: step {step} trains {more} batches behind {done}: over the end of an update")
         if len(set(replicas)) != len(replicas):
             raise Violation(f"D: two lives of one replica contribute to step {step}: {names(result)}")
         for replica, incarnation, batch in result:

@@ -199,7 +199,7 @@ class Life:
 
     def __init__(self, world: World, name: str, initial: str = INITIAL) -> None:
         self.world, self.name = world, name
-        start = Deal(batches={}, cursor=0, limit=world.limit)
+        start = Deal(batches={}, cursor=0, limit=world.limit, round=world.truth.round)
         self.member = Member(
             world.config.job, name, world.now, world.config.member_wait_s, initial, start=start, in_place=True
         )

@@ -144,7 +144,7 @@ def test_the_commit_comes_before_the_end_and_nothing_comes_after_the_last(exchan
     assert exchange.wait(0) is News.COMMIT
     assert exchange.ended() is None
     assert exchange.place().stopping
-    _retries, taken = exchange.take_commit()
+    taken = exchange.take_commit()[1].commit
     assert taken.step == 1
     assert exchange.wait(0) is News.END
     ended = exchange.ended()

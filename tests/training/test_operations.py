@@ -20,7 +20,7 @@ from ftar_core.native import core
 from ftar_core.protocol.effects import EnterEpoch, FollowSources
 from ftar_core.training.exchange import Exchange
 from ftar_core.training.operations import Kind, Operation
-from ftar_core.training.plain import barrier, operate
+from ftar_core.training.plain import operate
 from ftar_core.training.plan import make_plan
 from ftar_core.training.state import raw_bytes
 from ftar_core.wire.ids import EpochId, Term
@@ -135,7 +135,7 @@ def program(node: Node) -> None:
     for bucket in range(len(PLAN.all_buckets) - 1):
         node.exchange.produced(bucket)
     assert operate([torch.full((40_000,), node.number, dtype=torch.int64)], Kind.SUM, node.run)
-    assert barrier(node.run)
+    assert node.run(Operation(Kind.BARRIER, torch.empty(0))) is not None
     node.exchange.produced(len(PLAN.all_buckets) - 1)
 
 

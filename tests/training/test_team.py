@@ -20,8 +20,8 @@ RANKS = ("0", "1")
 
 
 def twin(steps: list[list[int]], *, width: int, batch_size: int) -> tuple[list[float], nn.Module]:
-    """The same training in one process, on all dealt batches together. Losses are those of the first halves of the
-    batches, which rank 0 trains."""
+    """The same training in one process, on all dealt batches together, and its losses: over all ranks of all
+    replicas, although each rank tells that of its share only."""
     inputs, targets = data()
     model = model_of(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -29,10 +29,10 @@ def twin(steps: list[list[int]], *, width: int, batch_size: int) -> tuple[list[f
     for batches in steps:
         indices = [batch_indices(batch, batch_size, SAMPLES, 5) for batch in batches]
         everything = torch.tensor([index for batch in indices for index in batch])
-        halves = torch.tensor([index for batch in indices for index in batch[: batch_size // 2]])
-        losses.append(float((model(inputs[halves]) - targets[halves]).square().mean().detach()))
         optimizer.zero_grad()
-        (model(inputs[everything]) - targets[everything]).square().mean().backward()
+        loss = (model(inputs[everything]) - targets[everything]).square().mean()
+        losses.append(float(loss.detach()))
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
     return losses, model
@@ -63,11 +63,12 @@ def test_two_sharded_replicas_train_as_one_process_would_on_both_batches(job: Jo
     assert_finished(job, "r0", "r1")
     assert_identical(job, "r0", "r1")
     losses, model = twin([[2 * s, 2 * s + 1] for s in range(25)], width=5, batch_size=4)
-    lines = job.lines("r0", "step")
-    assert [line["step"] for line in lines] == list(range(1, 26))
-    assert all(line["contributors"] == ["r0", "r1"] for line in lines)
-    seen = torch.tensor([line["loss"] for line in lines])
-    torch.testing.assert_close(seen, torch.tensor(losses), rtol=1e-3, atol=1e-4)
+    for name in ("r0/0", "r0/1", "r1/0"):
+        lines = job.lines(name, "step")
+        assert [line["step"] for line in lines] == list(range(1, 26))
+        assert all(line["contributors"] == ["r0", "r1"] for line in lines)
+        seen = torch.tensor([line["loss"] for line in lines])
+        torch.testing.assert_close(seen, torch.tensor(losses), rtol=1e-3, atol=1e-4)
     whole = torch.load(job.path / "r0.0.pt")
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(whole[name], parameter.detach(), rtol=1e-3, atol=1e-4)
