@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ftar_core.errors import FtarError as FtarError
     from ftar_core.training.backend import process_group as process_group
     from ftar_core.training.backend import register_backend as register_backend
+    from ftar_core.training.clipping import clip_grad_norm_ as clip_grad_norm_
     from ftar_core.training.data import BatchSampler as BatchSampler
     from ftar_core.training.session import Session as Session
     from ftar_core.training.stream import Stream as Stream
@@ -22,11 +23,21 @@ _LAZY = {
     "BatchSampler": "ftar_core.training.data",
     "FtarError": "ftar_core.errors",
     "Session": "ftar_core.training.session",
+    "clip_grad_norm_": "ftar_core.training.clipping",
     "process_group": "ftar_core.training.backend",
     "register_backend": "ftar_core.training.backend",
     "Stream": "ftar_core.training.stream",
 }
-__all__ = ["BatchSampler", "FtarError", "Session", "Stream", "__version__", "process_group", "register_backend"]
+__all__ = [
+    "BatchSampler",
+    "FtarError",
+    "Session",
+    "Stream",
+    "__version__",
+    "clip_grad_norm_",
+    "process_group",
+    "register_backend",
+]
 
 
 def __getattr__(name: str) -> Any:

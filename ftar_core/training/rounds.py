@@ -50,7 +50,7 @@ class Round:
         sums = state_dict.get("sums")
         if not isinstance(sums, list) or not all(isinstance(total, torch.Tensor) for total in sums):
             raise StateMismatch("the state of the running update is not a list of tensors")
-        self._sums = sums
+        self._sums = [total.clone() for total in sums]
 
 
 def complete(following: Deal) -> bool:

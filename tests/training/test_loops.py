@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 import pytest
@@ -95,7 +94,7 @@ def test_a_plain_operation_in_the_wrong_place_is_refused_with_the_right_one(job:
 # --- scaler, reduce dtype, schedules
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("bf16", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_an_overflow_on_one_replica_lowers_the_scale_on_all_and_a_comer_catches_up_with_it(
     job: Job, bf16: bool
 ) -> None:
@@ -239,7 +238,7 @@ def test_tensor_parallel_replicas_keep_what_is_whole_on_each_rank_the_same_and_c
     close(first, twin("tp", 12))
 
 
-@pytest.mark.parametrize("from_group", [False, True])
+@pytest.mark.parametrize("from_group", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_mesh_with_a_replicate_dimension_trains_under_fsdp2_and_survives_a_loss(job: Job, from_group: bool) -> None:
     job.coordinator(replicas=2)
     options: dict[str, Any] = {"ranks": 2, "extra": {"from_group": from_group}}
@@ -270,7 +269,11 @@ def test_a_mesh_with_a_replicate_dimension_trains_under_fsdp2_and_survives_a_los
 
 
 @pytest.mark.parametrize(
-    ("what", "wanted"), [("ddp", "DistributedDataParallel over 2 ranks"), ("zero", "shards its state")]
+    ("what", "wanted"),
+    [
+        ("ddp", "DistributedDataParallel over 2 ranks"),
+        pytest.param("zero", "ZeroRedundancyOptimizer of torch shards its state", marks=pytest.mark.soak),
+    ],
 )
 def test_what_spans_replicas_is_refused_with_what_to_do_instead(job: Job, what: str, wanted: str) -> None:
     job.coordinator(replicas=2)
@@ -284,11 +287,3 @@ def test_what_spans_replicas_is_refused_with_what_to_do_instead(job: Job, what: 
         assert wanted in log
         assert "hint: " in log
         assert "Traceback" not in log
-
-
-def test_the_notes_of_a_loop_are_lines_of_json(job: Job) -> None:
-    job.coordinator(replicas=1)
-    start(job, "r0", loop="operating", steps=2)
-    job.assert_finished("r0")
-    until(lambda: len(said(job, "r0")) == 2, "two lines")
-    assert json.loads((job.path / "r0.said").read_text().splitlines()[0])["values"][0] == 4
