@@ -48,7 +48,7 @@ def test_optimizers_that_shard_their_state_over_replicas_are_refused_with_what_t
         "megatron.core.optimizer.distrib_optimizer", "DistributedOptimizer", data_parallel_group=Group(8)
     )
     for optimizer in (megatron, sharded("megatron.core.optimizer", "ChainedOptimizer", chained_optimizers=[megatron])):
-        with pytest.raises(SettingsError, match="Optimizer of megatron .* over the 8 ranks") as e:
+        with pytest.raises(SettingsError, match=r"Optimizer of megatron .* over the 8 ranks") as refused:
             refuse([], [optimizer], settings)
         assert "--use-distributed-optimizer" in refused.value.hint
     with pytest.raises(SettingsError, match="DeepSpeedZeroOptimizer of deepspeed"):
