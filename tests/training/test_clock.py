@@ -28,6 +28,7 @@ DATES = {
     "agents/host/clock.py": "dates of events",
     "agents/views.py": "the moment of an answer",
     "agents/events.py": "dates of events",
+    "agents/evidence.py": "when stacks were looked at",
     "agents/recovery/forkserver.py": "dates in logs and of exits",
     "ftctl/context.py": "ages of what agents date, shown to people",
     "ftctl/lab/lifecycle.py": "when the lab was made",
