@@ -89,13 +89,13 @@ def recomputed(turns: Iterable[Path]) -> list[str]:
     return problems
 
 
-def same_bits(journals: dict[str, list[Line]], names: Sequence[str]) -> list[str]:
+def same_bits(journals: dict[str, list[Line]], names: Sequence[str], codes: Sequence[int] = (0,)) -> list[str]:
     """Problems: those ranks (all of one number) that did not end at one step with the same bits."""
     problems = []
     by_rank: dict[str, set[tuple[int, str, str]]] = defaultdict(set)
     for name in names:
         last = next((line for line in reversed(journals[name]) if line["kind"] in ("start", "end")), None)
-        if last is None or last["kind"] != "end" or last["exit_code"] != 0:
+        if last is None or last["kind"] != "end" or last["exit_code"] not in codes:
             problems.append(f"{name} did not end with its job: {last}")
             continue
         by_rank[name.rpartition("/")[2]].add((last["step"], last["params_digest"], last["optimizer_digest"]))

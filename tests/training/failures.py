@@ -57,6 +57,7 @@ class Supervised:
         self.deaths: list[str] = []  # "r1/0: -9"
         self.coordinator_deaths = 0
         self.stopped: int | None = None  # exit code of the coordinator of a job that is over
+        self.last_codes = (0, DRAINED) if failure.spares else (0,)  # a spare is sent away when the job ends
         self.blow = 0.0  # CLOCK_MONOTONIC seconds of the last thing that happened
         self._killed = False
         self._asked = not failure.request[0]
@@ -127,6 +128,8 @@ class Supervised:
         for name in [name for name in self.names if self.lives[name]]:
             codes = [self.job.replicas[process].exitcode for process in self.processes(name)]
             if all(code is not None for code in codes) and any(code for code in codes):
+                if self.stopped is not None and all(code in self.last_codes for code in codes):
+                    continue
                 if all(code == DRAINED for code in codes):
                     self._ask("rejoin", name)
                     if not self._asked:
@@ -219,7 +222,7 @@ class Supervised:
         self.until(lambda: self.stopped is not None, "the coordinator ends")
         for name in self.names:
             for process in self.processes(name):
-                assert self.job.exit_code(process) == 0, (process, self.job.logs())
+                assert self.job.exit_code(process) in self.last_codes, (process, self.job.logs())
 
     def verdict(self) -> list[str]:
         journals = judge.journals_of(self.job.journals)
@@ -230,7 +233,7 @@ class Supervised:
         if not self.failure.stops:
             last = max(line["step"] for line in judge.of_kind(journals["r0/0"], "step"))
             problems += judge.data(journals, last)
-            problems += judge.same_bits(journals, sorted(journals))
+            problems += judge.same_bits(journals, sorted(journals), self.last_codes)
         return problems
 
 
