@@ -19,6 +19,7 @@ from ftar_core.runtime.settings import Settings
 from ftar_core.wire.address import Address, parse_address
 
 MAX_BYTES = 512
+_OF = "ftar/replica"  # whose rank 0 it is
 _kept: list[Any] = []  # the store that rank 0 serves lives as long as this process
 
 
@@ -27,7 +28,9 @@ def publish(settings: Settings, address: Address) -> None:
     if settings.leader is not None:
         return
     try:
-        _store(settings).set(_key(settings), str(address).encode())
+        store = _store(settings)
+        store.set(_OF, settings.replica.encode())
+        store.set(_key(settings), str(address).encode())
     except (RuntimeError, ValueError) as error:
         raise _trouble(settings, error) from None
 
@@ -38,6 +41,13 @@ def find(settings: Settings) -> Address:
         return settings.leader
     try:
         store = _store(settings)
+        store.wait([_OF], timedelta(seconds=ASSEMBLE_S))
+        first = bytes(store.get(_OF)[:MAX_BYTES]).decode()
+        if first != settings.replica:
+            raise SettingsError(
+                f"rank 0 of this process group is of replica {first}, rank {settings.rank} of {settings.replica}",
+                hint="the ranks of one replica are one torchrun: start another, with another port, for each replica",
+            )
         store.wait([_key(settings)], timedelta(seconds=ASSEMBLE_S))
         text = store.get(_key(settings))
         return parse_address(bytes(text[:MAX_BYTES]).decode())

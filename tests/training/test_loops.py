@@ -287,3 +287,15 @@ def test_what_spans_replicas_is_refused_with_what_to_do_instead(job: Job, what: 
         assert wanted in log
         assert "hint: " in log
         assert "Traceback" not in log
+
+
+def test_one_torchrun_over_several_replicas_is_refused_at_once(job: Job) -> None:
+    job.coordinator(replicas=2)
+    port = str(free_port())
+    for rank in (0, 1):
+        world = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        job.start(f"r{rank}", environment={**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+    assert job.exit_code("r1") == 2, job.logs()
+    log = (job.path / "r1.log").read_text()
+    assert "rank 0 of this process group is of replica r0, rank 1 of r1" in log
+    assert "Traceback" not in log
