@@ -207,6 +207,10 @@ class Exchange:
         with self._changed:
             self._ring.abort()
             self._epoch, self._key = None, b""
+            if self._release is not None:
+                for bucket in self._produced:
+                    self._release(bucket)
+            self._released = self._void = False
             self._produced.clear()
             self._reduced.clear()
             self._taken_epoch = None

@@ -36,6 +36,9 @@ MinReplicasOption = Annotated[int, typer.Option("--min-replicas", help="With few
 SparesOption = Annotated[
     int, typer.Option("--spares", help="Replicas more that only follow, and replace one that is lost or drained.")
 ]
+EvictHungOption = Annotated[
+    bool, typer.Option("--evict-hung", help="Take a hung replica out by itself, with the evidence in the event.")
+]
 JobOption = Annotated[
     str,
     typer.Option("--job", metavar="JOB", help="training, or nccl: a rank a node moves bytes through the NCCL plugin."),
@@ -60,6 +63,7 @@ def up(
     seed: SeedOption = 0,
     min_replicas: MinReplicasOption = 1,
     spares: SparesOption = 0,
+    evict_hung: EvictHungOption = False,
     job: JobOption = "training",
     output: OutputOption = None,
 ) -> None:
@@ -90,6 +94,7 @@ def up(
         seed=seed,
         min_replicas=min_replicas,
         spares=spares,
+        evict_hung=evict_hung,
         job=job,
     )
     with progress(world, f"making lab {name}") as talk:

@@ -197,7 +197,7 @@ def process_list(
             *("--operator-token-file", str(credentials.job_operator)),
             *("--replicas", str(options.replicas), "--spares", str(options.spares)),
             *("--min-replicas", str(options.min_replicas)),
-            *("--profile", "lab"),
+            *("--profile", "lab", *(("--evict-hung",) if options.evict_hung else ())),
         ),
         log=str(paths.log(COORDINATOR)),
         final_codes=COORDINATOR_FINAL,

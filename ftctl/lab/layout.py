@@ -37,6 +37,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `job`: training (replicas with a coordinator) or nccl (a rank a node that moves bytes through the NCCL plugin).
     `spares`: further replicas that follow and take the place of one that is lost.
+    `evict_hung`: the coordinator takes a hung replica out, instead of only showing it.
     `ranks`: processes of a replica, which share its model.
     `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
     """
@@ -52,6 +53,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int = 0
     min_replicas: int = 1
     spares: int = 0
+    evict_hung: bool = False
     job: str = TRAINING
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftar_core.protocol.config import Detection, JobConfig
 from ftar_core.protocol.events import BeatSeen, Tick
@@ -20,7 +20,13 @@ from .world import Life, Link, Server, World
 
 BEAT_S = 0.25
 DETECTION = Detection(
-    heartbeat_interval_s=BEAT_S, suspect_after_s=1.0, evict_after_s=2.0, unreachable_wait_s=0.2, max_evictions=0
+    heartbeat_interval_s=BEAT_S,
+    suspect_after_s=1.0,
+    evict_after_s=2.0,
+    unreachable_wait_s=0.2,
+    max_evictions=0,
+    hung_after_s=1.5,
+    evidence_wait_s=0.5,
 )
 AFTER_HEAL = 4  # further steps that must be committed
 
@@ -50,7 +56,7 @@ class Chaos:
             spares=spares,
             min_replicas=rng.choice((1, 1, min(2, replicas), replicas)),
             start_timeout_s=3.0,
-            detection=DETECTION,
+            detection=replace(DETECTION, evict_hung=rng.random() < 0.5),
             recovery_wait_s=2.0,
             gather_s=0.5,
             hold_exit_s=60.0,
@@ -73,6 +79,7 @@ class Chaos:
         self.wipe = self.wiped = self.twins = False
         self.cut: dict[str, float] = {}  # replica -> until when it cannot connect
         self.resume: dict[object, float] = {}  # paused -> until
+        self.hung: dict[Life, float] = {}  # beats, hears and answers, but its training thread gets nowhere -> until
         self.restarts: list[tuple[float, str]] = []
         self.server_at: float | None = None
         self.broken_until = 0.0
@@ -139,6 +146,7 @@ class Chaos:
         for name, until in list(self.cut.items()):
             if until <= now:
                 del self.cut[name]
+        self.hung = {life: until for life, until in self.hung.items() if until > now}
         if self.broken_until and self.broken_until <= now:
             world.store.broken, self.broken_until = False, 0.0
         self._supervise(now)
@@ -180,7 +188,8 @@ class Chaos:
             life, server = link.life, link.server
             heard = link.server_open and server.alive and not server.paused and not link.broken
             if heard and life.alive and not life.paused:
-                server.feed(BeatSeen(link.conn, Phase.FORWARD, life.step, 0, 0))
+                phase, produced = (Phase.REDUCE, 4) if life.contributed else (Phase.FORWARD, 0)
+                server.feed(BeatSeen(link.conn, phase, life.step, produced, 0))
 
     def _choices(self) -> list[Callable[[], object]]:
         world = self.world
@@ -195,7 +204,7 @@ class Chaos:
                 continue
             if life.wants_link and servers and life.name not in self.cut:
                 out.append(lambda life=life: life.connect(self._choose_server(servers)))
-            if life.may_contribute():
+            if life.may_contribute() and life not in self.hung:
                 out.append(life.contribute)
             if life.may_reduce():
                 out.append(life.reduce)
@@ -240,6 +249,7 @@ class Chaos:
             self._break,
             self._cut_group,
             self._pause,
+            self._hang,
             self._crash_server,
             self._crash_server,
             self._pause_server,
@@ -295,6 +305,13 @@ class Chaos:
             self.world.say(f"!! {life} is paused")
             life.paused = True
             self.resume[life] = self.world.now + self.rng.uniform(0.1, 6)
+
+    def _hang(self) -> None:
+        living = self._living()
+        if living:
+            life = self.rng.choice(living)
+            self.world.say(f"!! {life} hangs")
+            self.hung[life] = self.world.now + self.rng.uniform(0.5, 6)
 
     def _crash_server(self) -> None:
         alive = [s for s in self.world.servers if s.alive]
@@ -368,6 +385,7 @@ class Chaos:
         world.say("-- no more faults")
         self.healed = True
         self.slow.clear()
+        self.hung.clear()
         self.cut.clear()
         for who in list(self.resume):
             who.paused = False  # type: ignore[attr-defined]
