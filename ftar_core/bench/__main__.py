@@ -13,6 +13,7 @@ BENCHES = {
     "failover": "rails fail under the plugin's traffic: how soon it is noticed, how long traffic stands still",
     "catchup": "the state reaches a replica that comes back, against a bare TCP copy",
     "stripe": "what several rails carry together",
+    "commit": "how soon a step is committed everywhere, in jobs of thousands of simulated ranks",
 }
 
 

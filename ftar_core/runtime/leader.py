@@ -51,6 +51,7 @@ from ftar_core.wire.team import (
     FollowOrder,
     PrepareOrder,
     RankHello,
+    RankReduced,
     TeamChallenge,
     TeamRefused,
     TeamWelcome,
@@ -299,6 +300,8 @@ class TeamLeader:
 
     def _arrived(self, number: int, message: ToLeader) -> None:
         match message:
+            case RankReduced():
+                self._told(self._team.reduced(number, message))
             case Vote(round, ballot):
                 self._voted(number, round, ballot)
             case RailNotice():
@@ -309,10 +312,14 @@ class TeamLeader:
                 self._heard(number, event_of(message))
 
     def _heard(self, number: int, event: MemberEvent) -> None:
+        if self._runtime is not None:
+            self._told(self._team.heard(number, event))
+
+    def _told(self, events: Sequence[MemberEvent]) -> None:
         runtime = self._runtime
         if runtime is not None:
-            for told in self._team.heard(number, event):
-                runtime.post(told)
+            for event in events:
+                runtime.post(event)
 
     def _voted(self, number: int, round_: int, ballot: Ballot) -> None:
         answer = self._team.voted(number, round_, ballot)

@@ -74,7 +74,7 @@ class Team:
         self.size = size
         self._epoch: EpochId | None = None
         self._step = 0
-        self._reduced: dict[int, StepReduced] = {}
+        self._reduced: dict[int, StepReduced | RankReduced] = {}
         self._prepared: EpochId | None = None
         self._ready: set[int] = set()
         self._shadows: dict[int, ShadowAt] = {}
@@ -115,7 +115,7 @@ class Team:
             return []
         match event:
             case StepReduced():
-                return self._heard_reduced(rank, event)
+                return self.reduced(rank, event)
             case RingReady(epoch):
                 if epoch == self._prepared:
                     self._ready.add(rank)
@@ -138,8 +138,9 @@ class Team:
         self._leaving = True
         return [LeaveNow(f"rank {rank} is gone ({why})", int(RankExit.RESTART))]
 
-    def _heard_reduced(self, rank: int, event: StepReduced) -> list[MemberEvent]:
-        if event.epoch != self._epoch or event.step != self._step:
+    def reduced(self, rank: int, event: StepReduced | RankReduced) -> list[MemberEvent]:
+        """A rank has reduced a step. As it came from the rank: there may be hundreds at every step."""
+        if self._leaving or event.epoch != self._epoch or event.step != self._step:
             return []
         self._reduced[rank] = event
         first, other = next(iter(self._reduced.items()))
@@ -187,19 +188,19 @@ class Team:
         return Call(round=number) if len(self._ballots) == 1 else None
 
 
-def _mean_loss(ranks: Sequence[StepReduced]) -> float | None:
+def _mean_loss(ranks: Sequence[StepReduced | RankReduced]) -> float | None:
     """Weighted mean over all ranks' shares of all contributors' batches; None if nobody told a loss."""
     told = [(one.mean_loss, one.loss_weight) for one in ranks if one.mean_loss is not None and one.loss_weight > 0]
     weight = sum(weight for _, weight in told)
     return sum(loss * weight for loss, weight in told) / weight if told else None
 
 
-def _together(ranks: Sequence[StepReduced]) -> StepReduced:
+def _together(ranks: Sequence[StepReduced | RankReduced]) -> StepReduced:
     """One replica's result from those of its ranks."""
     first = ranks[0]
-    if len(ranks) == 1:
+    if len(ranks) == 1 and isinstance(first, StepReduced):
         return first
-    digests = b"".join(struct.pack("<Q", one.digest) for one in ranks)
+    digests = struct.pack(f"<{len(ranks)}Q", *(one.digest for one in ranks))
     slow = max(range(len(ranks)), key=lambda rank: ranks[rank].step_ms - ranks[rank].wait_ms)
     losses = [one.loss for one in ranks if one.loss is not None]
     return StepReduced(

@@ -52,6 +52,10 @@ class FrameParser(Generic[T]):
 
     def feed(self, data: bytes) -> list[T]:
         """Messages completed by `data`."""
+        if not self._buffer and len(data) > LENGTH.size:
+            (size,) = LENGTH.unpack_from(data)
+            if size == len(data) - LENGTH.size and size <= self.limit:  # one whole frame, as nearly always
+                return [self._decode(memoryview(data)[LENGTH.size :])]
         messages: list[T] = []
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
@@ -65,11 +69,14 @@ class FrameParser(Generic[T]):
                 break
             body = bytes(self._buffer[LENGTH.size : end])
             del self._buffer[:end]
-            try:
-                messages.append(self._decoder.decode(body))
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                raise WireError(_other_version(body) or f"not a message of this protocol: {error}") from None
+            messages.append(self._decode(body))
         return messages
+
+    def _decode(self, body: bytes | memoryview) -> T:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise WireError(_other_version(bytes(body)) or f"not a message of this protocol: {error}") from None
 
 
 def _other_version(body: bytes) -> str:
