@@ -53,13 +53,15 @@ class ReplicaActions:
         return ActionAnswer(code=answer.code, text=f"{answer.text}; its process is started on this node")
 
     def supervise(self, verb: str, replica: str, reason: str) -> ActionAnswer:
-        """Start, stop or restart the process here, whatever the coordinator thinks."""
+        """Start, stop, restart or rejoin the processes here, whatever the coordinator thinks."""
         if self._supervisor is None:
             hint = "`supervision` in the agent's configuration lists the replicas"
             raise ApiProblem("unknown-replica", f"replica {replica}", "this agent supervises none", hint)
         try:
             if verb == "start":
                 self._supervisor.start_replica(replica)
+            elif verb == "rejoin":
+                self._supervisor.rejoin(replica)
             elif verb == "stop":
                 self._supervisor.stop_replica(replica)
             else:

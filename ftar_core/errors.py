@@ -2,6 +2,7 @@
 
 FtarError
 ├── SettingsError          definite    a setting or environment variable is missing or wrong
+├── NotAssembled           definite    the ranks of this replica did not come together: they are to be started again
 ├── WireError              definite    bytes from the network are not a message of ours (the connection is dropped)
 ├── AuthError              definite    the other side does not know the job token
 ├── ProtocolRefused        definite    the coordinator or a member refused this one, with its reason
@@ -29,6 +30,10 @@ class FtarError(Exception):
 
 
 class SettingsError(FtarError):
+    pass
+
+
+class NotAssembled(FtarError):
     pass
 
 

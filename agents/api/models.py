@@ -382,7 +382,7 @@ class CoordinatorAction(Request):
 
 
 class SupervisionAction(Request):
-    """POST /v1/replicas/{replica}/{start|stop|restart}"""
+    """POST /v1/replicas/{replica}/{start|stop|restart|rejoin}"""
 
     reason: str
 

@@ -29,6 +29,7 @@ class Verb(str, Enum):
     START = "start"
     STOP = "stop"
     RESTART = "restart"
+    REJOIN = "rejoin"
 
 
 @router.get("/v1/job")
@@ -87,7 +88,8 @@ async def finish(agent: ThisAgent, who: Operator, wish: CoordinatorAction) -> Ac
 async def supervise(
     agent: ThisAgent, who: Operator, replica: Replica, verb: Verb, wish: SupervisionAction
 ) -> ActionAnswer:
-    """Start, stop or restart the process of a replica that this agent supervises."""
+    """Start, stop or restart the processes of a replica that this agent supervises. `rejoin` is what the other nodes of
+    a replica are told when it comes back: a start, also where the drained process has not quite ended."""
     _check(replica, wish.reason, verb.value)
     reason = f"{wish.reason} (by {who.name})"
     return await agent.job_pool.call(

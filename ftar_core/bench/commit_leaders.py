@@ -27,7 +27,7 @@ from ftar_core.runtime.team import RankFacts
 from ftar_core.wire.address import Address
 from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import EpochInfo
+from ftar_core.wire.messages import EpochInfo, Outline
 from ftar_core.wire.team import Ballot
 
 WAIT_S = 600.0
@@ -69,12 +69,14 @@ class Leader:
             self._team.post(ShadowAt(command["step"], epoch_of(command["epoch"]), ready=True))
 
     def _reduce(self, epoch: EpochInfo, step: int) -> None:
-        now = time.monotonic()
-        done = StepReduced(step, epoch.id, DIGEST, True, None, 0.0, now, WEIGHT)
+        done = StepReduced(step, epoch.id, DIGEST, True, produced_at=time.monotonic(), weight=WEIGHT)
         self._pulse.progress(Phase.REDUCE, 1, 1, 1)
         self._team.post(done)
 
     # --- RankDelegate
+
+    def outline(self) -> Outline:
+        return Outline(plans=("plan",), parameters=b"")
 
     def welcomed(self, cookie: bytes, host: str, port: int, interval_ms: int, incarnation: int) -> None:
         self._pulse.beat_to(host, port, cookie, interval_ms)

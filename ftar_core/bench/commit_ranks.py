@@ -374,6 +374,7 @@ class Ranks:
             epoch=rank.epoch,
             digest=DIGEST,
             finite=True,
+            own_finite=True,
             weight=WEIGHT,
             loss=None,
             step_ms=0.0,

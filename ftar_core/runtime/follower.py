@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ftar_core.errors import FtarError, SettingsError, WireError
+from ftar_core.errors import FtarError, NotAssembled, SettingsError, WireError
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
 from ftar_core.protocol.events import MemberEvent
 from ftar_core.runtime.breakpoints import passes
@@ -65,7 +65,8 @@ RETRY_S = 0.1
 
 
 class TeamFollower:
-    """`find` returns the leader's address (and may block until it is known). Raises SettingsError from `start`."""
+    """`find` returns the leader's address (and may block until it is known). Raises SettingsError and
+    NotAssembled from `start`."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class TeamFollower:
             now = time.monotonic()
             if now - began > ASSEMBLE_S:
                 who = f"rank {self._settings.rank} of {self._settings.replica}"
-                raise SettingsError(
+                raise NotAssembled(
                     f"{who} cannot reach its leader at {address}: {why}",
                     hint="look at the log of rank 0",
                 )
@@ -150,6 +151,7 @@ class TeamFollower:
                 say_at = now + SLOW_S
                 log.warning("rank %d waits for its leader at %s: %s", self._settings.rank, address, why)
             time.sleep(RETRY_S)
+            address = self._find()  # that may have been the address of a rank 0 which was about to end
 
     def _greet(self, address: Address) -> Channel[FromLeader]:
         """Raises OSError or WireError for a leader that is not there (yet), SettingsError for one that refuses."""

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from ftar_core.errors import SettingsError
+from ftar_core.errors import NotAssembled, SettingsError
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, StandDown
 from ftar_core.protocol.events import MemberEvent
 from ftar_core.runtime.channel import Channel
@@ -111,7 +111,7 @@ class TeamLeader:
     the hash of the initial state of all ranks. `pulse`: this rank's heartbeats, in which those of the others are summed
     up. `extra` as for MemberRuntime.
 
-    Raises SettingsError from `start` for ranks that do not come, or do not fit together."""
+    Raises from `start` NotAssembled for ranks that do not come, SettingsError for ranks that do not fit together."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TeamLeader:
             if self._misfit:
                 raise SettingsError(self._misfit, hint="start all ranks of a replica with the same script and options")
             if now - began > ASSEMBLE_S:
-                raise SettingsError(
+                raise NotAssembled(
                     f"{self._absent()} did not connect within {ASSEMBLE_S:g} s",
                     hint=f"start {self._settings.world_size} ranks (WORLD_SIZE), and look at their logs",
                 )

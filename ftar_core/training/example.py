@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import ftar_core  # 1
-from ftar_core.errors import FtarError
+from ftar_core.errors import FtarError, NotAssembled
 from ftar_core.training.example_model import ByteGPT, Shape, SourceText
 from ftar_core.wire.exits import RankExit
 
@@ -172,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return RankExit.USAGE
     try:
         train(options)
+    except NotAssembled as error:
+        print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
+        return RankExit.RESTART
     except FtarError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return RankExit.USAGE

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ftar_core.errors import SettingsError
+from ftar_core.errors import NotAssembled, SettingsError
 from ftar_core.runtime.leader import ASSEMBLE_S
 from ftar_core.runtime.settings import Settings
 from ftar_core.wire.address import Address, parse_address
@@ -24,7 +24,7 @@ _kept: list[Any] = []  # the store that rank 0 serves lives as long as this proc
 
 
 def publish(settings: Settings, address: Address) -> None:
-    """Tell the other ranks where rank 0 listens. Raises SettingsError."""
+    """Tell the other ranks where rank 0 listens. Raises SettingsError, NotAssembled."""
     if settings.leader is not None:
         return
     try:
@@ -36,7 +36,7 @@ def publish(settings: Settings, address: Address) -> None:
 
 
 def find(settings: Settings) -> Address:
-    """The leader's address; waits until it is known. Raises SettingsError."""
+    """The leader's address; waits until it is known. Raises SettingsError, NotAssembled."""
     if settings.leader is not None:
         return settings.leader
     try:
@@ -88,9 +88,11 @@ def _store(settings: Settings) -> Any:
     return store
 
 
-def _trouble(settings: Settings, error: Exception) -> SettingsError:
+def _trouble(settings: Settings, error: Exception) -> NotAssembled:
+    """Mostly rank 0 has ended meanwhile. Where a replica is on several nodes, a rank of its next life may also have met
+    the store of the last one, whose rank 0 was about to end: the next try meets the new one."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return SettingsError(
+    return NotAssembled(
         f"rank {settings.rank} of {settings.replica} cannot find its leader through torch's store: {text}",
         hint="look at the log of rank 0, and check MASTER_ADDR and MASTER_PORT",
     )

@@ -34,6 +34,7 @@ from agents.api.models import (
     NodeView,
     ReplicaAction,
     RevertAnswer,
+    SupervisionAction,
 )
 from ftctl.config import Inventory, Node
 from ftctl.context import World
@@ -108,6 +109,11 @@ class AgentClient:
     async def stacks(self, replica: str, request: StacksRequest) -> StacksAnswer:
         """What its processes on this node are doing."""
         return await self._post(f"/v1/replicas/{quote(replica, safe='')}/stacks", request, StacksAnswer)
+
+    async def supervise(self, verb: str, replica: str, reason: str) -> ActionAnswer:
+        """`verb`: start, stop, restart or rejoin the processes that this agent supervises."""
+        wish = SupervisionAction(reason=reason)
+        return await self._post(f"/v1/replicas/{quote(replica, safe='')}/{verb}", wish, ActionAnswer)
 
     async def finish(self, request: CoordinatorAction) -> ActionAnswer:
         """End the job with the running step: all replicas end with the same state."""

@@ -33,11 +33,15 @@ _REPLY_CODES = {"refused": ExitCode.REFUSED, "unknown": ExitCode.USAGE}
 async def act(agents: Agents, snapshot: Snapshot, verb: str, replica: str, request: ReplicaAction) -> ActionAnswer:
     """Ask one agent to drain, evict or rejoin. Raises CliError when it is refused or fails.
 
-    A rejoin starts the replica's process again, so it must reach the agent that supervises it. Drain and evict are the
-    coordinator's business, and any agent can carry them; the replica's own is tried first, for its events.
+    A rejoin starts the replica's processes again, so it must reach the agents that supervise them. Drain and evict are
+    the coordinator's business, and any agent can carry them; the replica's own is tried first, for its events. Where a
+    replica is on several nodes, the agents of the others are told what to do with its processes there.
     """
+    asked = ""
 
     async def ask(client: AgentClient) -> ActionAnswer:
+        nonlocal asked
+        asked = client.node
         return await client.replica_action(verb, replica, request)
 
     prefer = snapshot.hosts(replica)
@@ -53,7 +57,20 @@ async def act(agents: Agents, snapshot: Snapshot, verb: str, replica: str, reque
     if answer.code != "ok":
         code = _REPLY_CODES.get(answer.code, ExitCode.FAILED)
         raise CliError(f"replica {replica}", answer.text or answer.code, f"ftctl why replica {replica}", code)
+    if not request.dry_run:
+        await _tell_others(agents, [node for node in supervisors if node != asked], verb, replica, request)
     return answer
+
+
+async def _tell_others(agents: Agents, nodes: list[str], verb: str, replica: str, request: ReplicaAction) -> None:
+    """The other nodes of a replica that is on several. A drained rank ends by itself; one of an evicted replica may not
+    (that may be why it was evicted). Raises CliError."""
+    there = {"rejoin": "rejoin", "evict": "restart" if request.rejoin else "stop"}.get(verb)
+    if there is None:
+        return
+    for node in nodes:
+        client = await agents.client(node)
+        await client.supervise(there, replica, f"{verb} of {replica}: {request.reason}")
 
 
 def find(job: JobState, replica: str) -> ReplicaState | None:

@@ -19,7 +19,9 @@ app = plain_group("A whole cluster on this machine, from network namespaces.")
 
 NameOption = Annotated[str, typer.Option("--name", help="Name of the lab, and of its job.")]
 ReplicasOption = Annotated[int, typer.Option("--replicas", help="How many replicas train.")]
-NodesOption = Annotated[int, typer.Option("--nodes-per-replica", help="How many nodes a replica has (only 1 yet).")]
+NodesOption = Annotated[
+    int, typer.Option("--nodes-per-replica", help="Nodes over which the ranks of a replica are spread evenly.")
+]
 RanksOption = Annotated[
     int, typer.Option("--ranks", help="Processes of each replica; several share its model (FSDP2 over gloo).")
 ]

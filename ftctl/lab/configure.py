@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ftctl.errors import UsageProblem
 from ftctl.lab.credentials import Credentials, to_yaml
-from ftctl.lab.layout import AGENT_PORT, COORDINATOR_PORT, FABRIC_ADDRESS, MEETING_PORT, NCCL, Node
+from ftctl.lab.layout import AGENT_PORT, COORDINATOR_PORT, FABRIC_ADDRESS, MANAGEMENT, MEETING_PORT, NCCL, Node
 from ftctl.lab.manifest import Manifest, ProcessSpec, save
 from ftctl.lab.paths import LONGEST_SOCKET_PATH, LabPaths, make_private, write_private
 
@@ -22,6 +22,7 @@ PRELOAD_SHARDED = ("torch.distributed.fsdp", "torch.distributed.tensor")
 # A lab's replicas are killed every few seconds on purpose; a real node's back-off would take that for a bad replica.
 BACKOFF_MAX_S, HEALTHY_S = 5.0, 10.0
 # A coordinator that ends with 0 has ended the job, with 1 it cannot go on, with 2 its settings are wrong.
+MASTER_PORT = 29500  # torchrun's default: one replica a node
 COORDINATOR_FINAL = (0, 1, 2)
 AGENT_FINAL = (2,)
 # Done or a wrong byte, and wrong settings; a rank whose peer is gone is started again, and all meet anew.
@@ -53,6 +54,7 @@ def write_all(
     processes: tuple[ProcessSpec, ...],
 ) -> None:
     """Everything but the secrets. Raises UsageProblem, OSError."""
+    leaders = {node.replica: node for node in reversed(nodes)}  # the first node of each replica: its rank 0 is there
     for node in nodes:
         longest = len(str(ranks_socket(manifest, node)))
         if longest > LONGEST_SOCKET_PATH:
@@ -64,7 +66,7 @@ def write_all(
     for node in nodes:
         make_private(paths.node(node.name))
         config = paths.node(node.name) / "agent.yaml"
-        write_private(config, to_yaml(agent_config(paths, manifest, node, credentials)))
+        write_private(config, to_yaml(agent_config(paths, manifest, node, credentials, leaders[node.replica])))
     write_private(paths.inventory, to_yaml(inventory(manifest, nodes, credentials)))
     save(paths.processes, processes)
 
@@ -79,7 +81,10 @@ def inventory(manifest: Manifest, nodes: Sequence[Node], credentials: Credential
     }
 
 
-def agent_config(paths: LabPaths, manifest: Manifest, node: Node, credentials: Credentials) -> dict[str, object]:
+def agent_config(
+    paths: LabPaths, manifest: Manifest, node: Node, credentials: Credentials, leader: Node
+) -> dict[str, object]:
+    """`leader`: the node on which rank 0 of the node's replica runs."""
     certificate, key = credentials.certificates[node.name]
     options = manifest.options
     config: dict[str, object] = {
@@ -111,9 +116,12 @@ def agent_config(paths: LabPaths, manifest: Manifest, node: Node, credentials: C
                 "rank": rank,
                 "module": TRAINING_MODULE,
                 "args": training_args(manifest),
-                "env": rank_environment(paths, manifest, node, credentials),
+                "env": {
+                    **rank_environment(paths, manifest, node, credentials),
+                    **(across_nodes(manifest, leader) if options.nodes_per_replica > 1 else {}),
+                },
             }
-            for rank in range(options.ranks)
+            for rank in node.ranks
         ],
     }
     return config
@@ -138,9 +146,19 @@ def rank_environment(paths: LabPaths, manifest: Manifest, node: Node, credential
         "FTAR_NODE": node.name,
         "FTAR_AGENT": str(ranks_socket(manifest, node)),
         "FTAR_JOURNAL": str(paths.journal),
-        # The ranks of a replica are on one node; without this gloo looks for the host's name in the node's network.
+        # Without this (or `across_nodes`) gloo looks for the host's name in the node's network.
         **({"GLOO_SOCKET_IFNAME": "lo"} if manifest.options.ranks > 1 else {}),
         **ONE_THREAD,
+    }
+
+
+def across_nodes(manifest: Manifest, leader: Node) -> dict[str, str]:
+    """What an agent cannot know that sees only some of a replica's ranks; torchrun and Slurm would tell each rank."""
+    return {
+        "WORLD_SIZE": str(manifest.options.ranks),
+        "MASTER_ADDR": leader.management.address,
+        "MASTER_PORT": str(MASTER_PORT),
+        "GLOO_SOCKET_IFNAME": MANAGEMENT,
     }
 
 

@@ -70,6 +70,7 @@ class Rail(msgspec.Struct, frozen=True):
 class Node(msgspec.Struct, frozen=True):
     name: str
     replica: str
+    ranks: tuple[int, ...]  # those of the replica's ranks that run here
     rails: tuple[Rail, ...]
     management: Rail
 
@@ -99,20 +100,26 @@ def check(options: LabOptions) -> None:
             "this cannot be a lab's name",
             "use 1 to 32 of a-z, 0-9, dot and dash, with a letter or digit at both ends",
         )
-    if options.nodes_per_replica != 1:
-        raise UsageProblem(
-            f"--nodes-per-replica {options.nodes_per_replica}",
-            "replicas over several nodes are not supported yet",
-            "leave it at 1, and use more --replicas for more nodes",
-        )
     if options.job not in JOBS:
         raise UsageProblem(f"--job {options.job}", f"not one of {', '.join(JOBS)}", "ftctl lab up --help")
-    _within("replicas", options.replicas, 2 if options.job == NCCL else 1, MAX_NODES)
+    _within("nodes-per-replica", options.nodes_per_replica, 1, MAX_RANKS)
+    each = options.nodes_per_replica
+    if options.job == NCCL and each != 1:
+        raise UsageProblem(
+            f"--nodes-per-replica {each}", "with --job nccl there are no replicas", "ftctl lab up --help"
+        )
+    if each > 1 and (options.ranks < each or options.ranks % each):
+        raise UsageProblem(
+            f"--nodes-per-replica {each}",
+            f"{options.ranks} rank{'' if options.ranks == 1 else 's'} of a replica cannot be spread evenly over them",
+            f"give --ranks {each}, or a multiple of it",
+        )
+    _within("replicas", options.replicas, 2 if options.job == NCCL else 1, MAX_NODES // each)
     if options.job == NCCL and options.ranks != 1:
         raise UsageProblem(f"--ranks {options.ranks}", "with --job nccl every node has one rank", "ftctl lab up --help")
     if options.job == NCCL and options.spares:
         raise UsageProblem(f"--spares {options.spares}", "with --job nccl there are no replicas", "ftctl lab up --help")
-    _within("spares", options.spares, 0, MAX_NODES - options.replicas)
+    _within("spares", options.spares, 0, MAX_NODES // each - options.replicas)
     _within("ranks", options.ranks, 1, MAX_RANKS)
     _within("rails", options.rails, 1, MAX_RAILS)
     _within("step-ms", options.step_ms, 0, 60_000)
@@ -129,15 +136,20 @@ def _within(option: str, value: int, low: int, high: int) -> None:
 
 
 def nodes(options: LabOptions) -> tuple[Node, ...]:
-    """Node i carries replica r<i>; rail k of node i is 10.99.(k+1).(i+1) and fd99:0:0:(k+1)::(i+1)."""
-    return tuple(_node(index, options.rails) for index in range(options.replicas + options.spares))
+    """With one node a replica, node i carries replica r<i>; with n, nodes n*i to n*i+n-1 do, each with as many of its
+    ranks. Rail k of node i is 10.99.(k+1).(i+1) and fd99:0:0:(k+1)::(i+1)."""
+    each = options.nodes_per_replica
+    return tuple(_node(index, options) for index in range((options.replicas + options.spares) * each))
 
 
-def _node(index: int, rails: int) -> Node:
+def _node(index: int, options: LabOptions) -> Node:
     host = index + 1
+    replica, part = divmod(index, options.nodes_per_replica)
+    here = options.ranks // options.nodes_per_replica
     return Node(
         name=f"node{index}",
-        replica=f"r{index}",
+        replica=f"r{replica}",
+        ranks=tuple(range(part * here, (part + 1) * here)),
         rails=tuple(
             Rail(
                 name=f"rail{k}",
@@ -146,7 +158,7 @@ def _node(index: int, rails: int) -> Node:
                 address=f"10.99.{k + 1}.{host}",
                 address6=f"fd99:0:0:{k + 1:x}::{host:x}",
             )
-            for k in range(rails)
+            for k in range(options.rails)
         ),
         management=Rail(MANAGEMENT, f"n{index}-mgmt", "br-mgmt", f"10.99.0.{host}", ""),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftar_core.errors import SettingsError
+from ftar_core.errors import NotAssembled, SettingsError
 from ftar_core.protocol.events import LeaveNow, StepReduced
 from ftar_core.runtime import leader as leader_module
 from ftar_core.runtime.follower import TeamFollower
@@ -287,7 +287,7 @@ def test_a_rank_does_not_follow_a_leader_that_cannot_prove_the_token(
 
         threading.Thread(target=impostor, daemon=True).start()
         follower, _ = r.follower(1)
-        with pytest.raises(SettingsError, match="does not know the job token"):
+        with pytest.raises(NotAssembled, match="does not know the job token"):
             follower.start()
 
 
@@ -298,6 +298,7 @@ def test_ranks_that_do_not_come_are_named(replica: Callable[..., Replica], monke
     follower, _ = r.follower(2)
     follower.start()
     starting.join(10)
+    assert isinstance(r.failure, NotAssembled)
     assert "rank 1, 3 of r0 did not connect" in str(r.failure)
 
 
