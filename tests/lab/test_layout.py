@@ -148,7 +148,8 @@ def test_a_lab_that_runs_nccl_has_ranks_and_no_coordinator(
     monkeypatch.setenv("FTAR_NET_OPTIONS", "heartbeat_ms=20")
     options = msgspec.structs.replace(manifest.options, job="nccl", steps=9)
     changed = msgspec.structs.replace(manifest, options=options)
-    config = configure.agent_config(place, changed, nodes(options)[1], made)
+    node = nodes(options)[1]
+    config = configure.agent_config(place, changed, node, made, node)
     assert "coordinator" not in config
     assert "supervision" not in config
     specs = configure.process_list(place, changed, nodes(options), made)

@@ -49,7 +49,7 @@ def ranks(user: User, replica: str) -> dict[int, tuple[str, int | None]]:
 
 
 def nodes(user: User, replica: str) -> list[str]:
-    return next(r["nodes"] for r in user.sees()["job"]["replicas"] if r["name"] == replica)
+    return next(r["nodes"] for r in user.sees()["replicas"] if r["name"] == replica)
 
 
 def contributes(user: User, replica: str) -> None:
