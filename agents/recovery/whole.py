@@ -6,7 +6,11 @@ life is left (a rank that came early would meet the store of the leader that is 
 broken one are ended. They mostly end by themselves, and say why in their logs; ALONE_S is what they get for it.
 
 A rank that finished or was drained breaks nothing: the others are on their way to the same end. Pure: phases in, what
-to do out. A replica whose ranks are on several nodes has an agent on each; there the ranks learn from each other.
+to do out.
+
+A replica whose ranks are on several nodes has an agent on each; there the ranks learn from each other: each ends when
+its connection to the leader does. One that is started again before the old leader has ended meets that one, ends once
+more with the code that asks for a start, and finds the new leader after its back-off.
 """
 
 from __future__ import annotations

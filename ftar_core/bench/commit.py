@@ -305,7 +305,7 @@ def _coordinator(
     }
     given = [str(word) for pair in options.items() for word in pair]
     process = subprocess.Popen(
-        [sys.executable, "-m", "ftar_core.coordinator", "--new", *given],
+        [sys.executable, "-m", "ftar_core.bench.commit_coordinator", str(os.getpid()), "--new", *given],
         stdin=subprocess.DEVNULL,
         stdout=words,
         stderr=words,
