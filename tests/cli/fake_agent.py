@@ -73,6 +73,7 @@ class FakeJob:
     replicas_wanted: int = 0  # all, if not said
     spares_wanted: int = 0
     after_rejoin: str = "starting"
+    supervised: list[tuple[str, str, str]] = field(default_factory=list)  # (agent, verb, replica)
     stalls: list[m.StallState] = field(default_factory=list)
     events: list[m.EventRecord] = field(default_factory=list)
     actions: list[tuple[str, str, m.ReplicaAction]] = field(default_factory=list)
@@ -268,6 +269,10 @@ class FakeAgent:
                 return evidence.StacksAnswer(ranks=found)
             if parts[:3] == ["v1", "job", "replicas"]:
                 return self._act(parts[4], parts[3], m.ReplicaAction.model_validate_json(body))
+            if parts[:2] == ["v1", "replicas"] and parts[3] in ("start", "stop", "restart", "rejoin"):
+                self._job().supervised.append((self.name, parts[3], parts[2]))
+                m.SupervisionAction.model_validate_json(body)
+                return m.ActionAnswer(code="ok", text=f"replica {parts[2]}: {parts[3]} is under way")
             if path == "/v1/job/force-quorum":
                 m.CoordinatorAction.model_validate_json(body)
                 self._job()

@@ -43,6 +43,22 @@ def test_a_rejoin_is_complete_when_the_replica_is_the_new_spare(ftctl: Run, clus
     assert "spares r1 (1 of 1)" in ftctl("status").out
 
 
+def test_the_other_nodes_of_a_replica_are_told_what_to_do_with_its_processes_there(
+    ftctl: Run, cluster: FakeCluster
+) -> None:
+    cluster["node2"].processes += [m.ProcessView(replica="r1", rank=1, pid=1001, state="running", log="/logs/r1")]
+    job = job_of(cluster)
+    assert ftctl("drain", "replica", "r1", "--reason", "test").code == 0
+    assert job.supervised == [], "a drained rank ends by itself"
+    assert ftctl("rejoin", "replica", "r1").code == 0
+    assert ftctl("evict", "replica", "r1", "--reason", "test", "--yes").code == 0
+    assert ftctl("evict", "replica", "r1", "--reason", "test", "--yes", "--stay-out").code == 0
+    assert job.supervised == [("node2", verb, "r1") for verb in ("rejoin", "restart", "stop")]
+    before = list(job.supervised)
+    assert ftctl("rejoin", "replica", "r1", "--dry-run").code == 0
+    assert job.supervised == before
+
+
 def test_drain_goes_through_another_agent_when_its_own_is_dead_but_rejoin_cannot(
     ftctl: Run, cluster: FakeCluster
 ) -> None:
