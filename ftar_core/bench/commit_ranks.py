@@ -27,6 +27,8 @@ import msgspec
 
 from ftar_core.bench.limits import raise_descriptors
 from ftar_core.bench.orphan import end_with_parent
+from ftar_core.protocol.events import StepReduced
+from ftar_core.runtime.team import report_of
 from ftar_core.wire import heartbeat
 from ftar_core.wire.codec import FRAME_LIMIT, STRANGER_LIMIT, FrameParser, encode, from_coordinator, nonce, prove
 from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
@@ -55,8 +57,8 @@ from ftar_core.wire.team import (
     FollowOrder,
     PrepareOrder,
     RankHello,
+    RankLeaves,
     RankReady,
-    RankReduced,
     RankShadow,
     TeamChallenge,
     Welcomed,
@@ -369,17 +371,8 @@ class Ranks:
     def _done(self, rank: Rank) -> msgspec.Struct:
         if rank.solo:
             return Done(step=rank.step, epoch=rank.epoch, digest=DIGEST, finite=True, produced_at=time.monotonic())
-        return RankReduced(
-            step=rank.step,
-            epoch=rank.epoch,
-            digest=DIGEST,
-            finite=True,
-            own_finite=True,
-            weight=WEIGHT,
-            loss=None,
-            step_ms=0.0,
-            produced_at=time.monotonic(),
-        )
+        reduced = StepReduced(rank.step, rank.epoch, DIGEST, True, produced_at=time.monotonic(), weight=WEIGHT)
+        return report_of(reduced) or RankLeaves(reason="not a report", exit_code=1)
 
     def _shadow_at(self, replica: str, step: int, epoch: EpochId) -> None:
         """A newcomer has the state after `step`: as quick as that, since here there is none."""

@@ -58,14 +58,20 @@ async def act(agents: Agents, snapshot: Snapshot, verb: str, replica: str, reque
         code = _REPLY_CODES.get(answer.code, ExitCode.FAILED)
         raise CliError(f"replica {replica}", answer.text or answer.code, f"ftctl why replica {replica}", code)
     if not request.dry_run:
-        await _tell_others(agents, [node for node in supervisors if node != asked], verb, replica, request)
+        state = find(snapshot.job, replica) if snapshot.job else None
+        drained = state is not None and state.state in ("drained", "draining")
+        others = [node for node in supervisors if node != asked]
+        await _tell_others(agents, others, verb, replica, request, drained=drained)
     return answer
 
 
-async def _tell_others(agents: Agents, nodes: list[str], verb: str, replica: str, request: ReplicaAction) -> None:
+async def _tell_others(
+    agents: Agents, nodes: list[str], verb: str, replica: str, request: ReplicaAction, *, drained: bool
+) -> None:
     """The other nodes of a replica that is on several. A drained rank ends by itself; one of an evicted replica may not
-    (that may be why it was evicted). Raises CliError."""
-    there = {"rejoin": "rejoin", "evict": "restart" if request.rejoin else "stop"}.get(verb)
+    (that may be why it was evicted), and what is left of it is in the way of the next life. Raises CliError."""
+    back = "rejoin" if drained else "restart"
+    there = {"rejoin": back, "evict": "restart" if request.rejoin else "stop"}.get(verb)
     if there is None:
         return
     for node in nodes:

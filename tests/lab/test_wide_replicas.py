@@ -77,8 +77,8 @@ def test_a_replica_over_two_nodes_lives_and_dies_whole(user: User) -> None:
     assert sorted(user.sees()["job"]["contributors"]) == ["r0", "r1"]
 
     before = ranks(user, "r1")
-    os.kill(before[1][1] or 0, signal.SIGSTOP)  # it cannot end by itself, and its node's agent was not asked
-    user.does("evict", "replica", "r1", "--reason", "test", "--yes")
-    contributes(user, "r1")
+    os.kill(before[1][1] or 0, signal.SIGSTOP)  # it cannot end by itself, and no agent sees all of its replica
+    eventually(lambda: user.sees()["job"]["contributors"] == ["r0"], "r1 was not put out", 60)
+    user.does("rejoin", "replica", "r1", "--wait", "--wait-timeout", "180s")
     assert not {pid for _, pid in before.values()} & {pid for _, pid in ranks(user, "r1").values()}
     assert ranks(user, "r0") == others, "the other replica noticed nothing"
