@@ -41,6 +41,7 @@ DETECTION_HELP = {
     "eviction_window_s": "the eviction window",
 }
 JOB_HELP = {
+    "catchup_mbit": "what all replicas that catch up may fetch together, in Mbit/s (0: no limit)",
     "spares": "hot spares wanted beside the replicas: they follow, and take the place of one that is lost or drained",
     "min_replicas": "hold the job while fewer replicas than this contribute",
     "start_timeout_s": "start without the missing replicas after this time, if there are at least --min-replicas",

@@ -39,6 +39,7 @@ class JobConfig:
     job: str
     replicas: int
     min_replicas: int = 1
+    catchup_mbit: int = 0  # what all shadows together may fetch; 0: no limit
     spares: int = 0  # hot spares wanted beside them; a job without them runs as well
     start_timeout_s: float = 300.0  # then start with what is there, if it is at least min_replicas
     steps: int = 0
@@ -59,6 +60,8 @@ class JobConfig:
             raise ValueError("a job needs at least one replica")
         if not 1 <= self.min_replicas <= self.replicas:
             raise ValueError(f"min-replicas must be from 1 to {self.replicas} (the number of replicas)")
+        if self.catchup_mbit < 0:
+            raise ValueError("catchup_mbit must be 0 (no limit) or more")
         if self.spares < 0:
             raise ValueError("spares must be 0 (none) or more")
         if self.steps < 0:

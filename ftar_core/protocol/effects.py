@@ -132,10 +132,12 @@ class ApplyCommit:
 
 @dataclass(frozen=True)
 class FollowSources:
-    """Be a shadow: fetch state and follow commits from one of these. `fresh`: forget the state that is here."""
+    """Be a shadow: fetch state and follow commits from one of these. `fresh`: forget the state that is here. `mbit`: at
+    most so fast (0: no limit)."""
 
     sources: tuple[MemberInfo, ...]
     fresh: bool = False
+    mbit: float = 0.0
 
 
 @dataclass(frozen=True)

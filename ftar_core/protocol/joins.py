@@ -55,7 +55,14 @@ def send_catchup(job: Job, replica: Replica, members: Sequence[MemberInfo] | Non
         return
     start, count = sum(replica.name.encode()), len(members)
     sources = tuple(members[(start + i) % count] for i in range(min(SOURCES, count)))
-    job.send(replica, Catchup(term=job.term, sources=sources, fresh=_must_forget(job, replica)))
+    fresh = _must_forget(job, replica)
+    job.send(replica, Catchup(term=job.term, sources=sources, fresh=fresh, mbit=_share(job)))
+
+
+def _share(job: Job) -> float:
+    """Of the job's limit, for each shadow that still catches up."""
+    busy = sum(r.shadow and r.state in (State.FETCHING, State.REPLAYING) for r in job.table)
+    return job.config.catchup_mbit / max(1, busy)
 
 
 def _must_forget(job: Job, replica: Replica) -> bool:
@@ -78,6 +85,15 @@ def admit_shadow(job: Job, replica: Replica, why: str, now: float) -> None:
     if replica.move(Cause.FETCH, now, why):
         job.emit("replica.fetching", replica.name, why)
     send_catchup(job, replica)
+    _share_anew(job, replica)
+
+
+def _share_anew(job: Job, but: Replica) -> None:
+    """How many share the job's limit has changed; `but` has been told already, or need not be."""
+    if job.config.catchup_mbit:
+        for replica in job.table:
+            if replica is not but and replica.shadow and replica.state in (State.FETCHING, State.REPLAYING):
+                send_catchup(job, replica)
 
 
 def on_progress(job: Job, replica: Replica, message: Progress, now: float) -> None:
@@ -114,6 +130,7 @@ def on_caught_up(job: Job, replica: Replica, message: CaughtUp, now: float) -> N
         why += f"; a hot spare: the job has all {job.config.replicas} replicas it wants"
     if replica.move(Cause.READY, now, why) and first:
         job.emit("replica.caught-up", replica.name, replica.reason)
+        _share_anew(job, replica)
 
 
 def room(job: Job) -> int:

@@ -329,7 +329,7 @@ class Member:
             self._shadow_step, self._shadow_epoch, self._shadow_ready = -1, NO_EPOCH, False
         # A coordinator that came back does not know yet how far this shadow is.
         ready: list[MemberEffect] = [Tell(CaughtUp(step=self._shadow_step))] if self._shadow_ready else []
-        return [FollowSources(message.sources, message.fresh), *ready]
+        return [FollowSources(message.sources, message.fresh, message.mbit), *ready]
 
     # --- from the session
 

@@ -292,8 +292,8 @@ class TeamFollower:
                 delegate.prepare_ring(epoch)
             case DiscardOrder(epoch_id):
                 delegate.discard_ring(epoch_id)
-            case FollowOrder(sources, fresh):
-                delegate.follow_sources(FollowSources(sources, fresh))
+            case FollowOrder(sources, fresh, mbit):
+                delegate.follow_sources(FollowSources(sources, fresh, mbit))
             case WaitOrder(reason):
                 delegate.waiting(reason)
             case Welcomed(cookie, port, interval_ms, incarnation):

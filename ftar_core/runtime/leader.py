@@ -436,9 +436,11 @@ class TeamLeader:
         self._delegate.apply_commit(replace(order, loss=loss))
 
     def follow_sources(self, order: FollowSources) -> None:
-        fresh = order.fresh
+        order = replace(order, mbit=order.mbit / self._settings.world_size)
         self._order_each(
-            lambda rank: FollowOrder(sources=tuple(source.only(rank) for source in order.sources), fresh=fresh)
+            lambda rank: FollowOrder(
+                sources=tuple(source.only(rank) for source in order.sources), fresh=order.fresh, mbit=order.mbit
+            )
         )
         self._delegate.follow_sources(order)
 

@@ -89,6 +89,10 @@ class CatchUp:
     def set_sources(self, sources: Sequence[MemberInfo]) -> None:
         self._follower.set_sources(sources)
 
+    def set_rate(self, mbit: float) -> None:
+        """This rank's share of what the job allows for catching up; 0: no limit."""
+        self._follower.set_rate(mbit)
+
     def ballot(self) -> Ballot:
         """Where this rank stands."""
         front = self._look()

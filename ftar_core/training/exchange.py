@@ -111,6 +111,7 @@ class Exchange:
         self._commits: deque[tuple[int, ApplyCommit]] = deque()
         self._end: End | None = None
         self._sources: tuple[MemberInfo, ...] = ()
+        self.catchup_mbit = 0.0  # at most so fast from them; 0: no limit
         self._role_version = self._role_seen = 0
         self._pokes = self._pokes_seen = 0
         self._holding = ""
@@ -197,7 +198,7 @@ class Exchange:
             self._role = Role.SHADOW
             self._holding = ""  # it was told to wait; now it has something to do
             self._forget += order.fresh
-            self._sources = order.sources
+            self._sources, self.catchup_mbit = order.sources, order.mbit
             self._role_version += 1
             self._changed.notify_all()
 

@@ -42,6 +42,7 @@ from ftar_core.wire.messages import MemberInfo
 
 log = logging.getLogger(__name__)
 BACKOFF_S, BACKOFF_MAX_S = 0.05, 1.0
+STRIPES = 4  # sources at a time: enough for any rail of ours, and every one of them makes a copy of its state
 LOOK_S = 0.5
 TRIES = 3  # of all rails to a source, when nobody listens there any more
 GIVE_UP_S = 10.0  # without a byte; less than the source keeps its copy (KEPT_S)
@@ -86,14 +87,16 @@ class Fetch:
     # --- for the follower
 
     def ask(self, sources: Sequence[MemberInfo]) -> None:
-        """Fetch from these, and from no others."""
+        """Fetch from these, the first STRIPES of them that have not been given up, and from no others."""
         with self.changed:
             wanted = {(source.replica, source.incarnation): source for source in sources}
             for key, unit in self._units.items():
                 if key not in wanted:
                     unit.leave()
+            room = STRIPES - sum(not unit.ended for unit in self._units.values())
             for key, source in wanted.items():
-                if key not in self._units and not self.complete and not self.closed:
+                if key not in self._units and room > 0 and not self.complete and not self.closed:
+                    room -= 1
                     self._units[key] = _Unit(self, source, len(self._units) if self._spread else 0)
 
     def offered(self, offer: Offer) -> None:

@@ -378,6 +378,8 @@ class Follower:
                 self._alone = True
             self._start_again(fetch.differ or f"the state cannot be fetched: {fetch.failed}", quietly=offer is None)
         else:
+            if not self._alone:
+                fetch.ask(self._sources)  # another one, where one is out
             self._say(fetch.text() if offer is not None else self.text)
 
     def _drop_sequence(self) -> None:

@@ -118,6 +118,7 @@ class Shadow:
         catch_up = self._catch_up
         if place.role is not Role.CONTRIBUTOR:
             catch_up.set_sources(self._wiring.exchange.sources())
+            catch_up.set_rate(self._wiring.exchange.catchup_mbit)
         if catch_up.refused:
             raise Leave(catch_up.refused, RankExit.REFUSED)
         return catch_up

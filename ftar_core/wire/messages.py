@@ -277,6 +277,7 @@ class Catchup(Message, frozen=True):
     term: Term
     sources: tuple[MemberInfo, ...]
     fresh: bool = False
+    mbit: float = 0.0  # this shadow's share of what the job allows for catching up; 0: no limit
 
 
 class Describe(Message, frozen=True):

@@ -118,6 +118,7 @@ class CommitOrder(Message, frozen=True):
 class FollowOrder(Message, frozen=True):
     sources: tuple[MemberInfo, ...]
     fresh: bool = False
+    mbit: float = 0.0  # of this rank
 
 
 class WaitOrder(Message, frozen=True):
