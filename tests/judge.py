@@ -92,12 +92,15 @@ def recomputed(turns: Iterable[Path]) -> list[str]:
 def same_bits(journals: dict[str, list[Line]], names: Sequence[str], codes: Sequence[int] = (0,)) -> list[str]:
     """Problems: those ranks (all of one number) that did not end at one step with the same bits."""
     problems = []
+    final = max((line["step"] for name in names for line in of_kind(journals[name], "end")), default=0)
     by_rank: dict[str, set[tuple[int, str, str]]] = defaultdict(set)
     for name in names:
         last = next((line for line in reversed(journals[name]) if line["kind"] in ("start", "end")), None)
         if last is None or last["kind"] != "end" or last["exit_code"] not in codes:
             problems.append(f"{name} did not end with its job: {last}")
             continue
+        if last["exit_code"] != 0 and last["step"] < final:
+            continue  # a spare that was sent away before it had the last step: it contributed nothing to it
         by_rank[name.rpartition("/")[2]].add((last["step"], last["params_digest"], last["optimizer_digest"]))
     return problems + [f"rank {rank} ended with {bits}" for rank, bits in by_rank.items() if len(bits) > 1]
 
