@@ -89,7 +89,7 @@ class Job:
     ready: set[str] = field(default_factory=set)  # shadows that have caught up
     vacated: dict[int, tuple[str, str]] = field(default_factory=dict)  # slot -> (who had it, why it has it no more)
     spares_by: float = NEVER  # until then the start of the job waits for its spares
-    promotable: frozenset[str] = frozenset()  # hot spares at the moment of the last loss or drain
+    promotable: frozenset[str] = frozenset()  # shadows close behind at the moment of the last loss or drain
     promote_by: float = NEVER  # until then the commit waits for one of them
     drain_by: float = NEVER  # until then a drain waits for one
     drains: set[str] = field(default_factory=set)  # asked to leave at a boundary

@@ -46,15 +46,26 @@ def promoted(job: Job, newcomer: Replica) -> str:
 
 def watch_out(job: Job, members: int, now: float) -> None:
     """Members were lost and so many are left: the commit of this step waits a moment for a spare, if there is one."""
-    job.promotable, job.promote_by = frozenset(job.ready), NEVER
+    job.promotable, job.promote_by = _near(job), NEVER
     if job.promotable and members < job.config.replicas:
         job.promote_by = job.timers["promote"] = now + job.config.promote_wait_s
 
 
 def watch_drain(job: Job, now: float) -> None:
     """A member wants to leave. A spare that follows it is told to follow another, and may need a moment for that."""
-    job.promotable = frozenset(job.ready) | (job.promotable if now < job.promote_by else frozenset())
+    job.promotable = _near(job)
     job.drain_by = now + job.config.prepare_s
+
+
+def _near(job: Job) -> frozenset[str]:
+    """Shadows that are ready, or were so close behind that they soon will be: one that followed the lost member may
+    have noticed the loss, and said that it is ready no more, before anybody told the coordinator of it."""
+    close = (r.name for r in job.table if r.shadow and r.state is State.REPLAYING and _keeps_up(job, r))
+    return frozenset((*job.ready, *close))
+
+
+def _keeps_up(job: Job, replica: Replica) -> bool:
+    return replica.step >= job.step - 1 - FOLLOW_LAG
 
 
 def waits_for_spare(job: Job, now: float) -> bool:
@@ -72,7 +83,7 @@ def _hopeful(job: Job, name: str, now: float) -> bool:
     replica = job.table.get(name)
     if replica is None or replica.conn is None or replica.not_before > now:
         return False
-    return replica.state in (State.SPARE, State.REPLAYING) and replica.step >= job.step - 1 - FOLLOW_LAG
+    return replica.state in (State.SPARE, State.REPLAYING) and _keeps_up(job, replica)
 
 
 def drain_waits(job: Job, now: float) -> bool:

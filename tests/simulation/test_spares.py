@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from ftar_core.protocol.events import ShadowAt
+
 from .chaos import Chaos
 from .conftest import DEFAULT_SEEDS
 from .hand import Hand
@@ -145,6 +147,24 @@ def test_a_second_loss_while_a_commit_waits_for_the_spare_makes_it_commit_at_onc
     hand.kill("c")
     assert hand.pump(until=lambda: hand.world.truth.last == 3)
     assert names_of(hand, 3) == "ac", "both had the result"
+
+
+def test_a_spare_that_missed_its_source_before_the_coordinator_did_is_waited_for() -> None:
+    hand = with_spares()
+    spare = hand.world.life("d")
+    epoch = spare.history[-1][2]
+    spare.feed(ShadowAt(2, epoch, False, "b: connection closed; asking the next source"))
+    hand.pump()
+    assert not hand.world.server.machine.job.ready
+    hand.kill("b")
+    hand.lazy = set()
+    hand.pump()
+    assert hand.world.truth.last == 2, "a and c are done with step 3"
+    hand.lazy = set("abcd")
+    spare.feed(ShadowAt(2, epoch, True, "following"))
+    hand.pump()
+    run_steps(hand, 2)
+    assert [names_of(hand, step) for step in (3, 4)] == ["ac", "acd"]
 
 
 def test_a_spare_that_is_gone_is_not_waited_for() -> None:
