@@ -397,7 +397,7 @@ class Follower:
         with self._changed:
             self._sequence += 1
             self._why = why
-            self._restarts += 1
+            self._restarts += not quietly
             self._rested = False
             current = self._current
         if not quietly:

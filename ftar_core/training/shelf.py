@@ -74,7 +74,7 @@ class Shelf:
         self.held: dict[int, Held] = {}
         self.serving = False  # this replica holds state to give
         self.closed = False
-        self._at = ANY_STEP  # the step whose state the training thread has shown last
+        self._at: int | None = None  # the step whose state the training thread has shown; None: it has changed since
         self._free: list[tuple[torch.Tensor, ...]] = []  # memory of steps that all followers have
 
     # --- the training thread
@@ -122,6 +122,13 @@ class Shelf:
                 return False
         self.copier.start(live(), step, epoch)
         return True
+
+    def changing(self) -> None:
+        """The next update is due."""
+        with self.changed:
+            self._at = None
+            if self.held or self.subscriptions:
+                self._forget()
 
     def followed(self) -> bool:
         return any(s.offer is not None and not s.cut for s in list(self.subscriptions.values()))
@@ -216,7 +223,7 @@ class Shelf:
         with self.changed:
             if not self.serving:
                 borrower.missed = "this replica holds no state now"
-            elif held := self.held.get(self._at if borrower.step == ANY_STEP else borrower.step):
+            elif held := self.held.get(borrower.step if borrower.step != ANY_STEP or self._at is None else self._at):
                 borrower.held = held
                 held.users += 1
             self.borrowers.add(borrower)

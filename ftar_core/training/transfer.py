@@ -124,7 +124,9 @@ class StateServer:
         """Before an update: no tensor of the state is read after this. Why a copy was abandoned, if one was. `step_s`:
         how long a step takes; `most_s`: how long an update may wait when copies are abandoned again and again."""
         copier = self.shelf.copier
-        return "" if copier.settle(step_s, most_s) else copier.text
+        done = copier.settle(step_s, most_s)
+        self.shelf.changing()
+        return "" if done else copier.text
 
     def followed(self) -> bool:
         """Must steps be published?"""

@@ -117,6 +117,20 @@ def test_two_sources_give_pieces_of_one_state(world: World) -> None:
     assert first.copies == second.copies == 1
 
 
+def test_a_copy_made_for_an_earlier_shadow_is_not_given_for_the_present_state(world: World) -> None:
+    first, second = big(world, "r0"), big(world, "r1")
+    follower = world.follower(first.info, second.info)
+    all_asked(first, second)
+    assert_big(next_item(follower), 5)
+    follower.close()
+    first.commit()
+    second.commit()
+    later = world.follower(first.info, second.info)
+    for source in (first, second):
+        until(source.server.wanted, f"{source.name} is asked for a newer copy")
+    assert_big(next_item(later, first, second), 6)
+
+
 def test_when_a_source_dies_the_others_go_on_with_its_pieces(world: World) -> None:
     dying, healthy = big(world, "r1", mbit=60), big(world, "r0", mbit=60)
     follower = world.follower(healthy.info, dying.info)

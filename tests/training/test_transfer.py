@@ -209,8 +209,7 @@ def test_a_replica_that_is_a_shadow_itself_serves_nobody(world: World) -> None:
     follower = world.follower(source.info)
     until(lambda: "holds no state" in follower.text, "the reason is shown")
     source.server.serve(True)
-    serve_one(source)
-    assert_snapshot(next_item(follower), 5)
+    assert_snapshot(next_item(follower, source), 5)
 
 
 def test_junk_on_the_port_disturbs_nothing(world: World) -> None:
