@@ -33,7 +33,7 @@ from typing import Any
 
 from ftar_core.bench.commit_ranks import JOB
 from ftar_core.bench.limits import raise_descriptors
-from ftar_core.bench.report import BenchError, Column, Report, Row, UsageError, at_most, ended, number, percentile
+from ftar_core.bench.report import BenchError, Column, Help, Report, Row, UsageError, at_most, ended, number, percentile
 
 SHAPES = "16x640,156x64,1024x1"
 WARM_UP = 3  # steps that are not counted
@@ -397,12 +397,12 @@ def parse_shapes(text: str) -> list[tuple[int, int]]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench commit", description=__doc__)
-    parser.add_argument("--shape", default=SHAPES, help=f"replicas x ranks of each ({SHAPES})")
-    parser.add_argument("--steps", type=int, default=200, help="commits that are measured (200)")
-    parser.add_argument("--period-ms", type=float, default=1000.0, help="of a step: the ranks report together (1000)")
+    parser = argparse.ArgumentParser(prog="python -m ftar_core.bench commit", description=__doc__, formatter_class=Help)
+    parser.add_argument("--shape", default=SHAPES, help="replicas x ranks of each")
+    parser.add_argument("--steps", type=int, default=200, help="commits that are measured")
+    parser.add_argument("--period-ms", type=float, default=1000.0, help="length of a step: the ranks report together")
     parser.add_argument("--quick", action="store_true", help="a short run: 4x16 and 32x1, 20 commits each")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print")
     options = parser.parse_args(argv)
     if options.quick:
         options.shape, options.steps, options.period_ms = "4x16,32x1", 20, 100.0
