@@ -6,9 +6,9 @@ at the default interval.
 
 COMMIT is the time from the moment when the last rank has reported to the moment when the commit has arrived at the
 socket of the last rank. In a job every rank has a core of its own; here all share one machine, so the simulated ranks
-are nicer than the others, and what they cost is told: "ranks" is their share of all CPU time. SEEN is the time until
-they have read it too. EPOCH: a replica's leader is killed, until every rank that is left has the new epoch. JOIN: its
-next life has caught up, until every rank is in the epoch with it (it waits for the end of a step).
+run when the others leave a core free, and what they cost is told: "ranks" is their share of all CPU time. SEEN is the
+time until they have read it too. EPOCH: a replica's leader is killed, until every rank that is left has the new epoch.
+JOIN: its next life has caught up, until every rank is in the epoch with it (it waits for the end of a step).
 """
 
 from __future__ import annotations

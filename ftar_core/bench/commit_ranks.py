@@ -4,7 +4,7 @@ A rank does nothing but report that a step is reduced and take orders. It speaks
 does, or, where replicas have one rank, to the coordinator as a member does. When an order has reached a rank is the
 kernel's word (SO_TIMESTAMPNS, socket(7): when the last bytes arrived in the socket's buffer), not when this process
 came to read it: in a job every rank has a core of its own, here they share what the coordinator and the leaders leave
-over, and for that reason are nice and wake nobody out of the way (SCHED_BATCH, sched(7)).
+over, and run when nobody else wants to (SCHED_IDLE, sched(7)).
 
 Lines of JSON in (commands) and out (what was measured). Times are CLOCK_REALTIME seconds, as the kernel's stamps are.
 """
@@ -72,7 +72,6 @@ READ_BYTES = 64 * 1024
 TICK_S = 0.01  # heartbeats of an interval are spread over it in slices
 RAILS = 2
 CONNECTS_A_TURN = 16
-NICE = 10  # a tenth of the CPU time of a process that wants it, too
 
 
 def info(replica: str, rank: int) -> RankInfo:
@@ -123,7 +122,7 @@ class Ranks:
         self._reported: tuple[int, float] = (0, 0.0)  # step, when its last report was sent
         self._out: dict[str, _Out] = {}
         self._beats = 0
-        self._nice = False  # not before all is connected
+        self._idle = False  # not before all is connected
         self._input = b""
         os.set_blocking(0, False)
         self._poll.register(0, select.EPOLLIN)
@@ -331,10 +330,9 @@ class Ranks:
     def _enter(self, rank: Rank, epoch: EpochInfo, step: int, at: float) -> None:
         rank.epoch, rank.step, rank.shadow = epoch.id, step, False
         if self._all_have("epoch", epoch.id, epoch.names(), at):
-            if not self._nice:
-                self._nice = True
-                os.nice(NICE)
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            if not self._idle:
+                self._idle = True
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             self._say(
                 entered=epoch.id.number, has=self._out["epoch"].last, seen=time.time(), members=len(epoch.members)
             )

@@ -67,6 +67,7 @@ log = logging.getLogger("ftar.team")
 ASSEMBLE_S = 300.0  # for all ranks to come; they are started together, but each imports and builds its model
 STRANGER_S = 3.0
 MAX_STRANGERS = 32
+FEW, GATHER_S = 16, 0.0005
 SLOW_S = 10.0  # then it is said for whom the replica waits
 FAREWELL_S = 1.0
 
@@ -282,6 +283,10 @@ class TeamLeader:
     # --- what the ranks say, in the loop's thread (before that, in `start`) ------------------------------------------
 
     def _turn(self) -> None:
+        if self._team.unreported > FEW:
+            # Hundreds report at the end of a step, one by one: woken for each, this thread would take the interpreter
+            # from the training thread as often. The last few are read as they come.
+            time.sleep(GATHER_S)
         for key, mask in self._selector.select(0):
             key.data(mask)
 

@@ -85,6 +85,11 @@ class Team:
         self._leaving = False
         self.mean_loss: float | None = None  # of the last step that all ranks have reduced, over ranks and contributors
 
+    @property
+    def unreported(self) -> int:
+        """So many ranks have yet to reduce the running step."""
+        return self.size - len(self._reduced)
+
     # --- orders that went to all ranks
 
     def prepared(self, epoch: EpochId) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftar_core.protocol.hangs import Standing, judge
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftar_core.protocol.hangs import Standing, judge, most_move
 from ftar_core.wire.heartbeat import Phase
 
 LIMIT_S = 10.0
@@ -81,3 +84,23 @@ def test_a_replica_of_several_ranks_names_the_rank() -> None:
     assert found["r1"].startswith("rank 3 and 1 more of its 8 ranks have produced")
     found = judge([waits("r0"), stuck("r1", sharing=8, ranks=8)], LIMIT_S)
     assert found["r1"].startswith("all of its 8 ranks have produced")
+
+
+@given(
+    st.lists(
+        st.builds(
+            Standing,
+            st.integers(0, 99).map(str),
+            step=st.integers(6, 7),
+            overdue=st.booleans(),
+            produced=st.integers(0, 2),
+            phase=st.sampled_from([Phase.FORWARD, Phase.CHECKPOINT, Phase.REDUCE]),
+            still_s=st.sampled_from([0.0, LIMIT_S - 1, LIMIT_S, LIMIT_S + 5]),
+        ),
+        max_size=9,
+    )
+)
+def test_while_most_of_them_move_nobody_is_hung(standings: list[Standing]) -> None:
+    """The quick look may be trusted: it never hides somebody whom the long one finds."""
+    if most_move([s.still_s for s in standings], LIMIT_S):
+        assert judge(standings, LIMIT_S) == {}
