@@ -61,7 +61,8 @@ def judge(standings: Sequence[Standing], limit_s: float) -> dict[str, str]:
     waited_s = min(s.still_s for s in others)
     if waited_s < limit_s:
         return {}
-    return {s.name: _why(s, waited_s, limit_s) for s in behind}
+    # Who has just come out of a checkpoint has not kept anybody waiting yet with what it does now.
+    return {s.name: _why(s, waited_s, limit_s) for s in behind if s.overdue or s.phase_s >= limit_s}
 
 
 def _why(s: Standing, waited_s: float, limit_s: float) -> str:

@@ -19,7 +19,7 @@ def waits(name: str, still_s: float = 12.0) -> Standing:
 
 
 def stuck(name: str, **changes: object) -> Standing:
-    one = Standing(name, step=7, produced=1, phase=Phase.FORWARD, still_s=13.0)
+    one = Standing(name, step=7, produced=1, phase=Phase.FORWARD, still_s=13.0, phase_s=13.0)
     return replace(one, **changes)  # type: ignore[arg-type]
 
 
@@ -44,6 +44,11 @@ def test_a_checkpoint_is_no_hang_while_its_budget_lasts() -> None:
     assert not judge([waits("r0"), writing], LIMIT_S)
     found = judge([waits("r0"), replace(writing, overdue=True)], LIMIT_S)
     assert "in phase checkpoint for 300 s, longer than its budget" in found["r1"]
+
+
+def test_who_has_just_ended_a_checkpoint_is_not_hung_for_it() -> None:
+    """The others have waited for the checkpoint, not for the forward pass that has begun now."""
+    assert not judge([waits("r0"), stuck("r1", still_s=0.0, phase_s=0.1), waits("r2")], LIMIT_S)
 
 
 def test_nobody_is_hung_while_one_takes_its_time() -> None:
@@ -96,6 +101,7 @@ def test_a_replica_of_several_ranks_names_the_rank() -> None:
             produced=st.integers(0, 2),
             phase=st.sampled_from([Phase.FORWARD, Phase.CHECKPOINT, Phase.REDUCE]),
             still_s=st.sampled_from([0.0, LIMIT_S - 1, LIMIT_S, LIMIT_S + 5]),
+            phase_s=st.sampled_from([0.0, LIMIT_S]),
         ),
         max_size=9,
     )
