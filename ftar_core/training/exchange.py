@@ -106,6 +106,7 @@ class Exchange:
         self._last_commit_epoch = NO_EPOCH
         self._retries = 0
         self._produced: set[int] = set()
+        self._submitted: set[int] = set()  # in this epoch
         self._reduced: set[int] = set()
         self._taken_epoch: EpochId | None = None  # the epoch whose results `take_reduced` has returned
         self._commits: deque[tuple[int, ApplyCommit]] = deque()
@@ -117,7 +118,11 @@ class Exchange:
         self._holding = ""
         self._stopping = False
         self.operations = Operations(
-            replica=replica, ring=ring, changed=self._changed, ended=lambda: self._end is not None
+            replica=replica,
+            ring=ring,
+            changed=self._changed,
+            ended=lambda: self._end is not None,
+            produced=lambda: frozenset(self._produced),
         )
         self._life = self._turn_life = 0
         self._forget = 0
@@ -165,6 +170,7 @@ class Exchange:
             self._epoch, self._key = order.epoch, key
             self._deal, self._last_commit_epoch = order.deal, order.last_commit_epoch
             self._holding = ""
+            self._submitted.clear()
             self._reduced.clear()
             self._taken_epoch = None
             if self._role is not Role.CONTRIBUTOR:
@@ -274,6 +280,7 @@ class Exchange:
         self._retries = 0
         self._released = self._void = False
         self._produced.clear()
+        self._submitted.clear()
         self._reduced.clear()
         self._taken_epoch = None
         self.operations.new_step(step, None)
@@ -285,11 +292,13 @@ class Exchange:
         self._on_progress(self._step, produced, reduced)
 
     def _submit_produced(self) -> None:
-        if self.operations.settled:
-            for bucket in sorted(self._produced):
-                self._submit(bucket)
+        """All that may go to the ring now: everything, or what comes before the operation that is answered for."""
+        may = self._produced if self.operations.settled else self._produced & self.operations.before
+        for bucket in sorted(may - self._submitted):
+            self._submit(bucket)
 
     def _submit(self, bucket: int) -> None:
+        self._submitted.add(bucket)
         layout = self._plan.all_buckets[bucket]
         self._ring.submit(
             self._key,

@@ -16,8 +16,10 @@ A result counts only if the epoch in which it arrived is still the current one w
 under which an epoch is entered. With it: of the living members of any epoch, all that have returned from an operation
 have the same bits.
 
-Order on the ring: what a member answers for is submitted before its gradient buckets of the new epoch, because a member
-that is behind waits for it before it produces them. A session without plain operations pays for none of this.
+Order on the ring: a link brings messages in order, and one that has no place yet holds up all behind it. A member that
+is behind waits for each operation before it submits what comes later in its program; so those that are ahead, when they
+answer, go through the step in the order of the program as well: the buckets that were produced before an operation, the
+operation to its end, the next buckets. A session without plain operations pays for none of this.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class Operation:
     given: torch.Tensor
     source: str = ""
     number: int = 0
+    before: frozenset[int] = frozenset()  # gradient buckets that this turn had produced when it began
     result: torch.Tensor | None = None
 
     def describe(self) -> str:
@@ -87,10 +90,19 @@ class Operation:
 
 class Operations:
     """The operations of the running step. `changed` is the exchange's lock; methods marked (locked) are called under
-    it. `ended`: the member has ended."""
+    it. `ended`: the member has ended. `produced`: the gradient buckets of this turn so far (locked)."""
 
-    def __init__(self, *, replica: str, ring: OperationRing, changed: threading.Condition, ended: Callable[[], bool]):
+    def __init__(
+        self,
+        *,
+        replica: str,
+        ring: OperationRing,
+        changed: threading.Condition,
+        ended: Callable[[], bool],
+        produced: Callable[[], frozenset[int]] = frozenset,
+    ):
         self._replica, self._ring, self._changed, self._ended = replica, ring, changed, ended
+        self._produced = produced
         self._one = threading.Lock()
         self._key = b""
         self._epoch: EpochInfo | None = None
@@ -108,8 +120,13 @@ class Operations:
 
     @property
     def settled(self) -> bool:
-        """Nothing has to be submitted before gradient buckets. (locked)"""
+        """All operations that were returned from are answered for in this epoch. (locked)"""
         return self._answered >= len(self._made)
+
+    @property
+    def before(self) -> frozenset[int]:
+        """While one is answered for: the gradient buckets that come before it in the program. (locked)"""
+        return frozenset() if self.settled else self._made[self._answered].before
 
     @property
     def made(self) -> int:
@@ -148,16 +165,17 @@ class Operations:
         if buffers is None:
             self._arrived.add((step, bucket))
             return
-        if step != self._step or self.settled or bucket != _header(self._answered):
+        if step != self._step or self.settled or bucket >> 1 != _header(self._answered) >> 1:
             return
-        table = buffers[1].tolist()
         operation = self._made[self._answered]
+        if bucket == _header(self._answered):
+            have = buffers[1].tolist()[1::2]
+            if operation.kind is not Kind.BARRIER and operation.given.numel() and not all(have):
+                assert operation.result is not None  # noqa: S101  # it was returned from
+                mine = have.index(1) == self._me()
+                bits = _bits(operation.result) if mine else torch.zeros_like(_bits(operation.result))
+                return self._submit(_header(operation.number) + 1, bits)
         self._answered += 1
-        if operation.kind is not Kind.BARRIER and operation.given.numel() and not all(table[1::2]):
-            assert operation.result is not None  # noqa: S101  # it was returned from
-            mine = table[1::2].index(1) == self._me()
-            bits = _bits(operation.result) if mine else torch.zeros_like(_bits(operation.result))
-            self._submit(_header(operation.number) + 1, bits)
         self._answer()
 
     def _answer(self) -> None:
@@ -196,6 +214,7 @@ class Operations:
         with self._one:
             with self._changed:
                 operation.number = len(self._made)
+                operation.before = self._produced()
                 self.begun += 1
             tried = b""
             while True:

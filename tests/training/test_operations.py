@@ -262,3 +262,22 @@ def test_a_member_that_is_put_out_or_ends_gets_nothing(rings: Callable[[int], Ri
         pytest.fail("complex numbers are refused")
     with pytest.raises(FtarError, match="would be rounded"):
         operate([torch.zeros(2, dtype=torch.int32)], Kind.MEAN, r0.run)
+
+
+def test_who_is_ahead_answers_in_the_order_of_the_program(rings: Callable[[int], Ring]) -> None:
+    """Operations before and behind gradient buckets: r0 has done all of the step, r1 nothing. What r1 sends of a bucket
+    needs a place at r0 before the operation behind it can arrive."""
+    ring = rings(3)
+    r0, r1, r2 = ring.nodes
+    ring.enter([r0, r2], retry=False)
+    for node in (r0, r2):
+        node.train(program)
+    until(lambda: r0.finished() and r2.finished(), "both return")
+    r2.kill()
+    ring.enter([r0, r1])
+    r1.train(program)
+    until(r1.finished, "r1 returns")
+    assert r1.error is None
+    assert r1.results == r0.results
+    until(lambda: all(node.exchange.reduced_epoch() is not None for node in (r0, r1)), "the gradients")
+    assert all((bucket == 3.0).all() for node in (r0, r1) for bucket in node.reduced)

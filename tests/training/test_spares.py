@@ -101,7 +101,8 @@ def test_a_killed_replica_is_replaced_behind_its_step_and_comes_back_as_the_spar
     assert len(fewer) <= 2, f"one step each, of the kills: {fewer}\n{job.logs()}"
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("replicas", [2, 3])
 def test_a_sharded_spare_replaces_a_sharded_replica(job: Job, replicas: int) -> None:
     """FSDP2, two ranks a replica: a drain, then a rank is killed after the drained replica has come back."""
     names = [f"r{i}" for i in range(replicas + 1)]
