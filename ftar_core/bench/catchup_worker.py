@@ -4,9 +4,6 @@ fetches it, as it is told by JSON lines on stdin. Started by catchup.py, in the 
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import socket
 import sys
 import threading
@@ -16,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ftar_core.bench.orphan import end_with_parent
+from ftar_core.bench.serving import serve
 from ftar_core.runtime.rails import Rail
 from ftar_core.training.dial import Identity
 from ftar_core.training.follow import Follower, ReplayStep
@@ -183,23 +180,6 @@ def _rank(endpoints: list[list[Any]]) -> RankInfo:
     return RankInfo(rank=0, node="bench", links=(), state=state)
 
 
-def main() -> int:
-    plan = msgspec.json.decode(sys.argv[1].encode(), type=Plan)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the benchmark's business; it ends this process
-    end_with_parent(plan.parent)
-    session = Session()
-    print(json.dumps({"ok": None}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            reply: dict[str, Any] = {"ok": getattr(session, request.pop("do"))(**request)}
-        except Exception as error:  # noqa: BLE001  whatever it was, the benchmark tells it
-            reply = {"error": str(error) or repr(error)}
-        print(json.dumps(reply), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    plan = msgspec.json.decode(sys.argv[1].encode(), type=Plan)
+    serve(plan.parent, Session)

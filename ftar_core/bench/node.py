@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ftar_core.bench import _native
-from ftar_core.bench.orphan import end_with_parent
+from ftar_core.bench.serving import serve
 from ftar_core.ncclenv import plugin_path
 
 PATIENCE_S = 60.0
@@ -161,27 +160,6 @@ def _until(attempt: Any, what: str) -> _native.Channel:
     return channel
 
 
-def main() -> int:
-    plan = msgspec.json.decode(sys.argv[1].encode(), type=Plan)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the benchmark's business; it ends this process
-    end_with_parent(plan.parent)
-    try:
-        session = Session(plan)
-    except Exception as error:  # noqa: BLE001  the benchmark tells it
-        print(json.dumps({"error": str(error)}), flush=True)
-        return 1
-    print(json.dumps({"ok": None}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            reply: dict[str, Any] = {"ok": getattr(session, request.pop("do"))(**request)}
-        except Exception as error:  # noqa: BLE001  whatever it was, the benchmark tells it
-            reply = {"error": str(error) or repr(error)}
-        print(json.dumps(reply), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # a thread that still polls a connection must not hold up the end
+    plan = msgspec.json.decode(sys.argv[1].encode(), type=Plan)
+    serve(plan.parent, lambda: Session(plan))

@@ -69,7 +69,3 @@ class Stalls:
     def median_step_s(self) -> float | None:
         """Of the last calm steps; None before the first two commits."""
         return median(self._steps) if self._steps else None
-
-    def waiting_s(self, now: float) -> float | None:
-        """Since the last commit; None if there was none since the start or the last hold."""
-        return None if self._last_commit is None else now - self._last_commit

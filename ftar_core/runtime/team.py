@@ -171,7 +171,12 @@ class Team:
         if len(self._shadows) < self.size:
             return []
         last = min(self._shadows.values(), key=lambda s: s.step)
-        ready = all(s.ready and s.step == last.step for s in self._shadows.values())
+        ready = all(s.ready for s in self._shadows.values())
+        if ready and any(s.step != last.step for s in self._shadows.values()):
+            # One rank hears of a commit a moment before another, at every step: a spare is not unready for that.
+            if self._told is not None and self._told[1]:
+                return []
+            ready = False
         if (last.step, ready) == self._told and len(self._told_anew) < self.size:
             return []
         self._told = (last.step, ready)

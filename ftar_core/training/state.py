@@ -115,8 +115,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True)
-class EncodedState:
-    """`tensors` are in host memory, contiguous, and nobody else's."""
+class LiveState:
+    """What a state is like, and the tensors themselves: good to copy until the next update changes them."""
 
     skeleton: bytes
     infos: tuple[TensorInfo, ...]
@@ -125,6 +125,10 @@ class EncodedState:
     @property
     def nbytes(self) -> int:
         return sum(info.nbytes for info in self.infos)
+
+
+class EncodedState(LiveState):
+    """A copy: `tensors` are in host memory, contiguous, and nobody else's."""
 
 
 class Stateful(Protocol):
@@ -178,35 +182,12 @@ class _Encoder:
         return TensorRef(index)
 
 
-@dataclass(frozen=True)
-class LiveState:
-    """What a state is like, and the tensors themselves: good to copy until the next update changes them."""
-
-    skeleton: bytes
-    infos: tuple[TensorInfo, ...]
-    tensors: tuple[torch.Tensor, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(info.nbytes for info in self.infos)
-
-
 def look_at_state(parts: Mapping[str, Stateful]) -> LiveState:
     """The state of all parts without a copy of its tensors. Cost: their `state_dict()`. Raises StateMismatch for a
     value that cannot travel, with its path."""
     encoder = _Encoder()
     root = encoder.encode({name: part.state_dict() for name, part in parts.items()}, "")
     return LiveState(_encoder.encode(root), _named(encoder.infos), tuple(encoder.tensors))
-
-
-def encode_state(parts: Mapping[str, Stateful]) -> EncodedState:
-    """Copy the state of all parts into host memory. Cost: one memory copy of it. Raises StateMismatch."""
-    live = look_at_state(parts)
-    return EncodedState(live.skeleton, live.infos, tuple(_host_copy(tensor) for tensor in live.tensors))
-
-
-def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def _named(infos: list[TensorInfo]) -> tuple[TensorInfo, ...]:

@@ -175,10 +175,10 @@ _GOOD = frozenset({"contributing", "spare"})
 
 def _action(job: JobState, replica: ReplicaState) -> str:
     action = _REPLICA_STATES.get(replica.state, (Urgency.REPLICA, "ftctl why replica {r}"))[1].format(r=replica.name)
-    return action.replace("--for contributing", f"--for {_way_in(job)}")
+    return action.replace("--for contributing", f"--for {way_in(job)}")
 
 
-def _way_in(job: JobState) -> str:
+def way_in(job: JobState) -> str:
     """What a replica that comes now ends up as."""
     return "spare" if len(job.contributors) >= job.replicas_wanted else "contributing"
 
@@ -195,7 +195,7 @@ def _of_replica(snapshot: Snapshot, replica: ReplicaState) -> Iterator[Problem]:
         for process in (p for view in snapshot.views() for p in view.processes if p.replica == replica.name):
             if process.state in ("backoff", "starting", "running"):
                 # It is coming back by itself; a command would only get in the way.
-                urgency, action = Urgency.EXPECTED, f"ftctl wait replica {replica.name} --for {_way_in(snapshot.job)}"
+                urgency, action = Urgency.EXPECTED, f"ftctl wait replica {replica.name} --for {way_in(snapshot.job)}"
             elif process.state == "failed":
                 urgency, action = Urgency.REPLICA, f"ftctl ranks {replica.name}   # its log says why it ended"
                 reason += f"; its process does not stay up ({process.reason or f'exit code {process.exit_code}'})"

@@ -40,6 +40,7 @@ def carry_out(
     from agents.api.models import ReplicaAction
     from ftctl import durations
     from ftctl.client import replicas
+    from ftctl.client.problems import way_in
     from ftctl.errors import UsageProblem
     from ftctl.render import document
 
@@ -91,7 +92,8 @@ def carry_out(
             if goal == "drained":
                 world.say(f"bring it back with: ftctl rejoin replica {replica}")
         elif verb == "rejoin" and not dry_run:
-            world.say(f"see it come back with: ftctl wait replica {replica} --for contributing")
+            becomes = way_in(snapshot.job) if snapshot.job else "contributing"
+            world.say(f"see it come back with: ftctl wait replica {replica} --for {becomes}")
         return ExitCode.OK
 
     return cluster.run(work)

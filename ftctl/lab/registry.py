@@ -51,7 +51,3 @@ def list_labs() -> list[LabInfo]:
         )
         for paths, manifest, problem in found
     ]
-
-
-def find_lab(name: str) -> LabInfo | None:
-    return next((lab for lab in list_labs() if lab.name == name), None)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("torch")
@@ -13,20 +9,13 @@ pytest.importorskip("ftar_core.native._core")
 from ftar_core.bench import allreduce
 from ftar_core.bench.report import BenchError
 
-
-def bench(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ftar_core.bench", *args], capture_output=True, text=True, timeout=100, check=False
-    )
+from .runs import rows_of
 
 
 def test_three_systems_are_measured_in_one_run() -> None:
-    done = bench("allreduce", "--ranks", "3", "--sizes", "64,256K", "--seconds", "0.05", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (report["schema"], report["bench"]) == (1, "allreduce")
-    assert [(row["ranks"], row["bytes"]) for row in report["rows"]] == [(3, 64), (3, 262144)]
-    for row in report["rows"]:
+    rows = rows_of("allreduce", "--ranks", "3", "--sizes", "64,256K", "--seconds", "0.05")
+    assert [(row["ranks"], row["bytes"]) for row in rows] == [(3, 64), (3, 262144)]
+    for row in rows:
         assert row["count"] >= 10
         assert min(row["ours_us"], row["gloo_us"], row["wire_us"]) > 0
         assert row["ratio_gloo"] == pytest.approx(row["gloo_us"] / row["ours_us"], abs=0.01)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -13,22 +10,15 @@ pytest.importorskip("ftar_core.native._core")
 from ftar_core.bench.catchup import parse
 from ftar_core.bench.report import UsageError
 
+from .runs import rows_of
+
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_a_fetch_from_two_sources_beside_a_bare_copy() -> None:
     args = ["--rates", "300", "--sources", "2", "--size", "8M", "--rounds", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ftar_core.bench", "catchup", *args, "-o", "json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (report["schema"], report["bench"]) == (1, "catchup")
-    (row,) = report["rows"]
+    rows = rows_of("catchup", *args)
+    (row,) = rows
     assert (row["rail_mbit"], row["sources"], row["bytes"]) == (300, 2, 8 << 20)
     assert 0 < row["mbit"] < 360  # the limit is in force
     assert row["ratio_bare"] == pytest.approx(row["bare_s"] / row["fetch_s"], rel=0.05)

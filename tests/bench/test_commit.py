@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -13,20 +12,11 @@ import pytest
 from ftar_core.bench import commit, limits
 from ftar_core.bench.report import BenchError, UsageError
 
+from .runs import rows_of
+
 
 def test_a_step_is_committed_a_replica_is_lost_and_comes_back_in_jobs_of_both_kinds() -> None:
-    arguments = ["--shape", "3x5,6x1", "--steps", "5", "--period-ms", "100", "-o", "json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ftar_core.bench", "commit", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert (document["schema"], document["bench"]) == (1, "commit")
-    teams, solos = document["rows"]
+    teams, solos = rows_of("commit", "--shape", "3x5,6x1", "--steps", "5", "--period-ms", "100")
     assert [(row["shape"], row["ranks"], row["commits"]) for row in (teams, solos)] == [("3x5", 15, 5), ("6x1", 6, 5)]
     for row in (teams, solos):
         assert 0 < row["commit_ms_p50"] <= row["commit_ms_p99"] <= row["commit_ms_max"]

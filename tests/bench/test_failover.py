@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +12,8 @@ pytest.importorskip("ftar_core.native._core")
 from ftar_core.bench.faults import Done, Line, Watch, longest_gap_ms, recognised_ms, understood
 from ftar_core.bench.svg import Mark, Panel, Span, draw
 
+from .runs import rows_of
+
 MS = 1_000_000
 
 
@@ -22,15 +21,9 @@ MS = 1_000_000
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_faults_under_traffic_cost_no_byte_and_are_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "failover.svg"
-    args = ["failover", "--faults", "none,carrier,silent", "--count", "1", "--svg", str(picture), "-o", "json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ftar_core.bench", *args], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (report["schema"], report["bench"]) == (1, "failover")
-    assert [row["fault"] for row in report["rows"]] == ["none", "carrier", "silent"]
-    for row in report["rows"]:
+    rows = rows_of("failover", "--faults", "none,carrier,silent", "--count", "1", "--svg", str(picture))
+    assert [row["fault"] for row in rows] == ["none", "carrier", "silent"]
+    for row in rows:
         assert row["count"] == 1
         assert row["bytes_checked"] > 0
         assert row["bytes_wrong"] == 0

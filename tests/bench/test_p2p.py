@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -15,21 +14,14 @@ pytest.importorskip("ftar_core.native._core")
 from ftar_core.bench.p2p import Case, row
 from ftar_core.bench.report import UsageError, parse_sizes, percentile, shown
 
-
-def bench(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ftar_core.bench", *args], capture_output=True, text=True, timeout=100, check=False
-    )
+from .runs import rows_of
 
 
 def test_the_plugin_is_measured_beside_a_bare_socket_and_unprotected() -> None:
-    done = bench("p2p", "--sizes", "1,256K", "--in-flight", "4", "--seconds", "0.05", "--rounds", "2", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (report["schema"], report["bench"]) == (1, "p2p")
-    cases = [(line["bytes"], line["in_flight"]) for line in report["rows"]]
+    rows = rows_of("p2p", "--sizes", "1,256K", "--in-flight", "4", "--seconds", "0.05", "--rounds", "2")
+    cases = [(line["bytes"], line["in_flight"]) for line in rows]
     assert cases == [(4096, 1), (1, 4), (262144, 4)]
-    for line in report["rows"]:
+    for line in rows:
         assert line["rounds"] == 2
         assert min(line["ours_us"], line["socket_us"], line["unprotected_us"]) > 0
         assert line["ratio_socket"] > 0

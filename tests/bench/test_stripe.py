@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip("ftar_core.native._core")
 from ftar_core.bench.stripe import Case
 
+from .runs import rows_of
+
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_the_plugin_on_one_rail_and_striped_beside_a_bare_stream() -> None:
     args = ["--rates", "200+100", "--size", "256K", "--seconds", "0.4", "--rounds", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ftar_core.bench", "stripe", *args, "-o", "json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (report["schema"], report["bench"]) == (1, "stripe")
-    shown = [(row["rails_mbit"], row["mode"]) for row in report["rows"]]
+    rows = rows_of("stripe", *args)
+    shown = [(row["rails_mbit"], row["mode"]) for row in rows]
     assert shown == [("200", "socket"), ("200", "backup"), ("200+100", "stripe")]
-    bare, ours, striped = report["rows"]
+    bare, ours, striped = rows
     assert bare["goal"] is bare["met"] is None
     assert 0 < bare["mbit"] < 220  # the limit is in force
     assert ours["ratio_rail"] == pytest.approx(ours["mbit"] / bare["mbit"], abs=0.01)

@@ -33,6 +33,8 @@ def test_a_rejoin_is_complete_when_the_replica_is_the_new_spare(ftctl: Run, clus
     job = job_of(cluster)
     job.min_replicas, job.spares_wanted, job.replicas_wanted = 1, 1, len(job.replicas) - 1
     job.set("r1", "drained")
+    assert "ftctl wait replica r1 --for spare" in ftctl("rejoin", "replica", "r1").err
+    job.set("r1", "drained")
     late = ftctl("rejoin", "replica", "r1", "--wait", "--wait-timeout", "0.3s")
     assert late.code == 1
     assert "it is starting" in late.err

@@ -7,42 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ftctl.lab import teardown
 from ftctl.lab.journal import read_all
 
-from .conftest import eventually, machine, needs_namespaces, remains
-from .test_whole_job import REPLICAS, User
+from .conftest import eventually, needs_namespaces
+from .test_whole_job import REPLICAS, User, with_a_lab
 
 pytestmark = [needs_namespaces, pytest.mark.soak, pytest.mark.timeout(600)]
+SHARDED = ("--ranks", "2", "--step-ms", "200")
 
 
 @pytest.fixture
 def user() -> Iterator[User]:
-    yield from _lab()
-
-
-def _lab(*more: str, steps: int = 400) -> Iterator[User]:
-    before = machine()
-    somebody = User(Path(tempfile.mkdtemp(prefix="ftctl-test-")))
-    try:
-        somebody.does("lab", "up", "--ranks", "2", "--step-ms", "200", "--seed", "7", "--steps", str(steps), *more)
-        uuid = somebody.lab.manifest.uuid
-        yield somebody
-        somebody.does("lab", "down")
-        assert remains(uuid) == []
-        assert machine() <= before
-    finally:
-        if somebody.paths.root.exists():
-            teardown.take_down(somebody.paths, grace_s=0)
-        shutil.rmtree(somebody.state, ignore_errors=True)
+    yield from with_a_lab(*SHARDED, "--steps", "400")
 
 
 def pids(user: User, replica: str) -> dict[int, int]:
@@ -82,7 +63,7 @@ def test_replicas_of_several_ranks_live_and_die_whole_and_end_with_the_same_shar
 
 @pytest.fixture
 def spared() -> Iterator[User]:
-    yield from _lab("--spares", "1", steps=900)
+    yield from with_a_lab(*SHARDED, "--steps", "900", "--spares", "1")
 
 
 def roles(user: User) -> tuple[str, list[str]]:

@@ -77,12 +77,12 @@ class User:
         return Lab(self.paths, manifest, nodes(manifest.options))
 
 
-@pytest.fixture(scope="module")
-def user() -> Iterator[User]:
+def with_a_lab(*options: str) -> Iterator[User]:
+    """`lab up` with these options, and `lab down`, after which nothing is left on the machine."""
     before = machine()
     somebody = User(Path(tempfile.mkdtemp(prefix="ftctl-test-")))
     try:
-        somebody.does("lab", "up", "--step-ms", "100", "--seed", "7")
+        somebody.does("lab", "up", "--seed", "7", *options)
         uuid = somebody.lab.manifest.uuid
         yield somebody
         somebody.does("lab", "down")
@@ -93,6 +93,11 @@ def user() -> Iterator[User]:
         if somebody.paths.root.exists():
             teardown.take_down(somebody.paths, grace_s=0)
         shutil.rmtree(somebody.state, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[User]:
+    yield from with_a_lab("--step-ms", "100")
 
 
 def addresses(user: User, node: str) -> list[str]:

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ftctl.lab import teardown
-
-from .conftest import eventually, machine, needs_namespaces, remains
-from .test_whole_job import User
+from .conftest import eventually, needs_namespaces
+from .test_whole_job import User, with_a_lab
 
 pytestmark = [needs_namespaces, pytest.mark.soak, pytest.mark.timeout(900)]
 WAIT = ("--timeout", "180s")
@@ -26,20 +21,7 @@ WAIT = ("--timeout", "180s")
 
 @pytest.fixture
 def user() -> Iterator[User]:
-    before = machine()
-    somebody = User(Path(tempfile.mkdtemp(prefix="ftctl-test-")))
-    try:
-        wide = ("--replicas", "2", "--ranks", "2", "--nodes-per-replica", "2")
-        somebody.does("lab", "up", *wide, "--step-ms", "300", "--seed", "7")
-        uuid = somebody.lab.manifest.uuid
-        yield somebody
-        somebody.does("lab", "down")
-        assert remains(uuid) == []
-        assert machine() <= before
-    finally:
-        if somebody.paths.root.exists():
-            teardown.take_down(somebody.paths, grace_s=0)
-        shutil.rmtree(somebody.state, ignore_errors=True)
+    yield from with_a_lab("--replicas", "2", "--ranks", "2", "--nodes-per-replica", "2", "--step-ms", "300")
 
 
 def ranks(user: User, replica: str) -> dict[int, tuple[str, int | None]]:

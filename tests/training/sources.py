@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from ftar_core.training.dial import Identity
 from ftar_core.training.follow import Follower, ReplayStep, Snapshot
 from ftar_core.training.plan import BucketPlan, make_plan
 from ftar_core.training.shelf import StepItem
-from ftar_core.training.state import EncodedState, LiveState, encode_state, look_at_state
+from ftar_core.training.state import EncodedState, LiveState, Stateful, look_at_state
 from ftar_core.training.statewire import StepData
 from ftar_core.training.transfer import StateServer
 from ftar_core.wire.ids import EpochId, Term
@@ -44,6 +44,13 @@ class Part:
 
     def load_state_dict(self, state_dict: dict[str, object], /) -> None:
         raise AssertionError
+
+
+def encode_state(parts: Mapping[str, Stateful]) -> EncodedState:
+    """A copy as a source's copier makes it, at once."""
+    live = look_at_state(parts)
+    copies = (torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor) for tensor in live.tensors)
+    return EncodedState(live.skeleton, live.infos, tuple(copies))
 
 
 def state_of(value: float) -> EncodedState:

@@ -16,9 +16,11 @@ from ftar_core.protocol import sampler
 from ftar_core.training.data import BatchSampler, Source
 from ftar_core.training.restore import load_state
 from ftar_core.training.sampling import batch_indices
-from ftar_core.training.state import check_transferable, encode_state
+from ftar_core.training.state import check_transferable
 from ftar_core.training.stream import Stream
 from ftar_core.wire.messages import Deal
+
+from .sources import encode_state
 
 
 def all_of(source: BatchSampler) -> list[list[int]]:

@@ -19,11 +19,12 @@ from ftar_core.training.state import (
     Stateful,
     TensorInfo,
     check_transferable,
-    encode_state,
     parameters_digest,
     raw_bytes,
     state_digest,
 )
+
+from .sources import encode_state
 
 
 class Bag:

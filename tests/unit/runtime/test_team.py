@@ -117,6 +117,16 @@ def test_a_shadow_is_as_far_as_its_last_rank_and_ready_when_all_are() -> None:
     assert (fallen.step, fallen.ready) == (-1, False)
 
 
+def test_a_spare_stays_ready_while_its_ranks_follow_one_after_the_other() -> None:
+    t = team()
+    for rank in (0, 1):
+        told = t.heard(rank, ShadowAt(7, E1, True, "following"))
+    assert told == [ShadowAt(7, E1, True, "following")]
+    assert t.heard(1, ShadowAt(8, E1, True, "following")) == []
+    assert t.heard(0, ShadowAt(8, E1, True, "following")) == [ShadowAt(8, E1, True, "following")]
+    assert t.heard(0, ShadowAt(8, E1, False, "replaying")) == [ShadowAt(8, E1, False, "replaying")]
+
+
 def test_what_one_rank_cannot_reach_the_replica_cannot_reach() -> None:
     t = team()
     assert t.heard(0, PeerUnreachable("r2", E1, "no rail")) == [PeerUnreachable("r2", E1, "no rail")]
