@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from ftar_core.errors import FtarError, NotAssembled, SettingsError, WireError
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
 from ftar_core.protocol.events import MemberEvent
+from ftar_core.runtime.assembly import ASSEMBLE_S, SLOW_S
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.channel import Channel
-from ftar_core.runtime.leader import ASSEMBLE_S, FAREWELL_S, SLOW_S, RankDelegate
+from ftar_core.runtime.leader import FAREWELL_S, RankDelegate
 from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.team import RankFacts, report_of
 from ftar_core.runtime.waker import Waker

@@ -4,43 +4,35 @@
 delegate: each order goes to the other ranks first and then to this one, all in the loop's thread, so that every rank
 carries out the same orders in the same sequence. Reports come back through the pure machine in team.py.
 
-The job begins when all ranks are here: `start` blocks until then, as `init_process_group` does. After that nobody
-listens any more. A connection that breaks is a rank that is gone, and the replica ends with it.
+The job begins when all ranks are here (assembly.py): `start` blocks until then, as `init_process_group` does. A
+connection that breaks is a rank that is gone, and the replica ends with it.
 """
 
 from __future__ import annotations
 
-import errno
-import ipaddress
 import logging
 import selectors
-import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
 
-from ftar_core.errors import NotAssembled, SettingsError
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, StandDown
 from ftar_core.protocol.events import MemberEvent
-from ftar_core.runtime.channel import Channel
+from ftar_core.runtime.assembly import Assembly, TeamRank
 from ftar_core.runtime.connection import MemberMachine, MemberRuntime
 from ftar_core.runtime.pulse import Pulse
 from ftar_core.runtime.settings import Settings
-from ftar_core.runtime.team import RankFacts, Team, event_of, joint_hash, misfit
+from ftar_core.runtime.team import RankFacts, Team, event_of, joint_hash
 from ftar_core.wire.address import Address
-from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, encode, nonce, prove, proved
+from ftar_core.wire.codec import encode
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import rank_interval_ms
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import EpochInfo, Message, Outline, RailNotice, RankInfo
 from ftar_core.wire.team import (
-    PURPOSE_HELLO,
-    PURPOSE_REFUSED,
-    PURPOSE_WELCOME,
-    TEAM_VERSION,
     Agreed,
     Ballot,
     Call,
@@ -52,23 +44,15 @@ from ftar_core.wire.team import (
     PrepareOrder,
     RankHello,
     RankReduced,
-    TeamChallenge,
-    TeamRefused,
-    TeamWelcome,
     ToLeader,
     Vote,
     WaitOrder,
     Welcomed,
-    to_leader,
 )
 
 log = logging.getLogger("ftar.team")
 
-ASSEMBLE_S = 300.0  # for all ranks to come; they are started together, but each imports and builds its model
-STRANGER_S = 3.0
-MAX_STRANGERS = 32
 FEW, GATHER_S = 16, 0.0005
-SLOW_S = 10.0  # then it is said for whom the replica waits
 FAREWELL_S = 1.0
 
 
@@ -91,20 +75,6 @@ class RankDelegate(Protocol):
         """The others wait for this rank's vote."""
 
     def agreed(self, number: int, ballots: tuple[Ballot, ...]) -> None: ...
-
-
-@dataclass
-class _Stranger:
-    channel: Channel[ToLeader]
-    nonce: bytes
-    since: float
-
-
-@dataclass
-class _Rank:
-    channel: Channel[ToLeader]
-    hello: RankHello
-    gone: bool = False
 
 
 class TeamLeader:
@@ -134,27 +104,16 @@ class TeamLeader:
         self._extra = extra
         self._selector = selectors.DefaultSelector()
         self._team = Team(settings.world_size)
-        self._ranks: dict[int, _Rank] = {}
-        self._strangers: list[_Stranger] = []
+        self._ranks: dict[int, TeamRank] = {}
         self._runtime: MemberRuntime | None = None
-        self._misfit = ""
         self._ended = False
 
     # --- for the session, from any thread ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        listener, address = listen(self._settings)
-        try:
-            listener.setblocking(False)
-            self._bound = listener.getsockname()[0]
-            self._selector.register(listener, selectors.EVENT_READ, lambda _mask: self._accept(listener))
-            self._publish(address)
-            self._assemble()
-        finally:
-            self._selector.unregister(listener)
-            listener.close()
-            for stranger in list(self._strangers):
-                self._drop_stranger(stranger)
+        assembly = Assembly(self._settings, self._facts, self._selector, self._ready)
+        self._ranks = assembly.ranks
+        self._bound = assembly.gather(self._publish)
         states = [self._facts.state, *(self._ranks[rank].hello.state for rank in sorted(self._ranks))]
         self._runtime = MemberRuntime(
             self._settings,
@@ -186,99 +145,6 @@ class TeamLeader:
                 rank.channel.flush()
             rank.channel.close()
         self._selector.close()
-
-    # --- the ranks come ---------------------------------------------------------------------------------------------
-
-    def _assemble(self) -> None:
-        began = time.monotonic()
-        say_at = began + SLOW_S
-        while len(self._ranks) < self._settings.world_size - 1:
-            now = time.monotonic()
-            if self._misfit:
-                raise SettingsError(self._misfit, hint="start all ranks of a replica with the same script and options")
-            if now - began > ASSEMBLE_S:
-                raise NotAssembled(
-                    f"{self._absent()} did not connect within {ASSEMBLE_S:g} s",
-                    hint=f"start {self._settings.world_size} ranks (WORLD_SIZE), and look at their logs",
-                )
-            if now >= say_at:
-                say_at = now + SLOW_S
-                log.warning("%s waits for %s", self._settings.replica, self._absent())
-            for stranger in [s for s in self._strangers if now - s.since > STRANGER_S]:
-                self._drop_stranger(stranger)
-            for key, mask in self._selector.select(0.2):
-                key.data(mask)
-
-    def _absent(self) -> str:
-        missing = [str(r) for r in range(1, self._settings.world_size) if r not in self._ranks]
-        return f"rank {', '.join(missing[:8])} of {self._settings.replica}"
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return
-        if len(self._strangers) >= MAX_STRANGERS + self._settings.world_size:  # all ranks may come at once
-            self._drop_stranger(self._strangers[0])
-        try:
-            channel: Channel[ToLeader] = Channel(sock, FrameParser(to_leader))
-        except OSError:
-            sock.close()  # gone again already
-            return
-        stranger = _Stranger(channel, nonce(), time.monotonic())
-        self._strangers.append(stranger)
-        self._selector.register(sock, selectors.EVENT_READ, lambda _mask: self._greet(stranger))
-        channel.send(TeamChallenge(job=self._settings.job, replica=self._settings.replica, nonce=stranger.nonce))
-
-    def _greet(self, stranger: _Stranger) -> None:
-        messages = stranger.channel.receive()
-        if messages:
-            hello = messages[0]
-            if len(messages) == 1 and isinstance(hello, RankHello) and self._knows_token(stranger, hello):
-                self._admit(stranger, hello)
-                return
-            self._drop_stranger(stranger)
-        elif stranger.channel.broken:
-            self._drop_stranger(stranger)
-
-    def _knows_token(self, stranger: _Stranger, hello: RankHello) -> bool:
-        return proved(self._settings.token, PURPOSE_HELLO, self._settings.job, stranger.nonce, hello.proof)
-
-    def _admit(self, stranger: _Stranger, hello: RankHello) -> None:
-        settings, rank = self._settings, hello.info.rank
-        theirs = RankFacts(hello.plan, hello.state, hello.last_step)
-        unfit = ""
-        if hello.version != TEAM_VERSION:
-            unfit = f"another version of ftctl (protocol {hello.version}, here {TEAM_VERSION})"
-        elif (hello.job, hello.replica) != (settings.job, settings.replica):
-            mine = f"{settings.job}/{settings.replica}"
-            unfit = f"this is the leader of {mine}, not of {hello.job}/{hello.replica}"
-        elif hello.world_size != settings.world_size:
-            unfit = f"rank {rank} has WORLD_SIZE={hello.world_size}, rank 0 has {settings.world_size}"
-        elif not 0 < rank < settings.world_size:
-            unfit = f"rank {rank} is not one of 1 to {settings.world_size - 1}"
-        else:
-            unfit = self._misfit = misfit(self._facts, theirs, rank)
-        channel = stranger.channel
-        if unfit:
-            proof = prove(settings.token, PURPOSE_REFUSED, settings.job, hello.nonce)
-            channel.send(TeamRefused(reason=unfit, hint="start all ranks of a replica alike", proof=proof))
-            self._drop_stranger(stranger)
-            return
-        self._strangers.remove(stranger)
-        older = self._ranks.pop(rank, None)
-        if older is not None:  # its first connection broke, or two processes have one number: the later one counts
-            self._selector.unregister(older.channel.sock)
-            older.channel.close()
-        channel.parser.limit = FRAME_LIMIT
-        self._ranks[rank] = _Rank(channel, hello)
-        self._selector.modify(channel.sock, selectors.EVENT_READ, lambda mask: self._ready(rank, mask))
-        channel.send(TeamWelcome(proof=prove(settings.token, PURPOSE_WELCOME, settings.job, hello.nonce)))
-
-    def _drop_stranger(self, stranger: _Stranger) -> None:
-        self._strangers.remove(stranger)
-        self._selector.unregister(stranger.channel.sock)
-        stranger.channel.close()
 
     # --- what the ranks say, in the loop's thread (before that, in `start`) ------------------------------------------
 
@@ -335,7 +201,7 @@ class TeamLeader:
             self._order(answer)
             self._delegate.called(answer.round)
 
-    def _lost(self, number: int, rank: _Rank) -> None:
+    def _lost(self, number: int, rank: TeamRank) -> None:
         rank.gone = True
         self._selector.unregister(rank.channel.sock)
         why = rank.channel.broken
@@ -364,14 +230,14 @@ class TeamLeader:
             if not rank.gone:
                 self._send(number, rank, encode(message(number)))
 
-    def _send(self, number: int, rank: _Rank, frame: bytes) -> None:
+    def _send(self, number: int, rank: TeamRank, frame: bytes) -> None:
         channel = rank.channel
         waited = channel.pending_bytes
         channel.send_frame(frame)
         if channel.broken or channel.pending_bytes or waited:
             self._watch(number, rank)
 
-    def _watch(self, number: int, rank: _Rank) -> None:
+    def _watch(self, number: int, rank: TeamRank) -> None:
         if rank.channel.broken:
             if self._runtime is not None:  # later, not in the middle of the machine's effects
                 self._runtime.call(lambda: None if rank.gone else self._lost(number, rank))
@@ -462,43 +328,3 @@ class TeamLeader:
         self._ended = True
         self._order(EndOrder(exit_code=exit_code, reason=reason))
         self._delegate.end(exit_code, reason)
-
-
-def listen(settings: Settings) -> tuple[socket.socket, Address]:
-    """Where the leader listens, and the address for the other ranks: FTAR_LEADER if it is set; else MASTER_ADDR, which
-    is rank 0's host, with a port of the kernel's choice; else the first rail. Raises SettingsError."""
-    places: list[tuple[str, int, str]] = []  # bind host, port, host to tell
-    if settings.leader is not None:
-        places.append((settings.leader.host, settings.leader.port, settings.leader.host))
-    else:
-        if settings.master is not None:
-            # A name may mean a loopback address here and another one elsewhere.
-            bound = settings.master.host if _is_number(settings.master.host) else ""
-            places.append((bound, 0, settings.master.host))
-        places.append((settings.rails[0].address, 0, settings.rails[0].address))
-    problem = ""
-    for host, port, told in places:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, port))
-            sock.listen(MAX_STRANGERS + settings.world_size)
-            return sock, Address(told, sock.getsockname()[1])
-        except OSError as error:
-            sock.close()
-            problem = f"{Address(host, port)}: {error.strerror or error}"
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-                break
-    raise SettingsError(
-        f"rank 0 cannot listen for the other ranks of {settings.replica}: {problem}",
-        hint="correct MASTER_ADDR, or set FTAR_LEADER=HOST:PORT (an address of rank 0) for all ranks",
-    )
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -2,7 +2,7 @@
 
 The store is that of the default process group, which every sharded replica has, or else a TCPStore at MASTER_ADDR and
 MASTER_PORT. Only bytes go in and out, nothing is pickled, and nothing in it is believed: who listens at that address
-has to prove the job token (runtime/leader.py).
+has to prove the job token (runtime/assembly.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ftar_core.errors import NotAssembled, SettingsError
-from ftar_core.runtime.leader import ASSEMBLE_S
+from ftar_core.runtime.assembly import ASSEMBLE_S
 from ftar_core.runtime.settings import Settings
 from ftar_core.wire.address import Address, parse_address
 

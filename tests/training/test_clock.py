@@ -24,7 +24,7 @@ DATES = {
     "ftar_core/coordinator/store.py": "when the record was written, for people",
     "ftar_core/runtime/clock.py": "dates of events and of status",
     "ftar_core/training/journal.py": "dates of lines, beside the monotonic time",
-    "ftar_core/bench/commit.py": "beside the kernel's receive stamps, which are of this clock",
+    "ftar_core/bench/commit_run.py": "beside the kernel's receive stamps, which are of this clock",
     "ftar_core/bench/commit_ranks.py": "beside the kernel's receive stamps, which are of this clock",
     "ftar_core/ncclrun/job.py": "dates in the report",
     "agents/host/clock.py": "dates of events",

@@ -12,9 +12,10 @@ import pytest
 
 from ftar_core.errors import NotAssembled, SettingsError
 from ftar_core.protocol.events import LeaveNow, StepReduced
-from ftar_core.runtime import leader as leader_module
+from ftar_core.runtime import assembly
+from ftar_core.runtime.assembly import listen
 from ftar_core.runtime.follower import TeamFollower
-from ftar_core.runtime.leader import TeamLeader, listen
+from ftar_core.runtime.leader import TeamLeader
 from ftar_core.runtime.rails import Rail
 from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.team import RankFacts
@@ -227,7 +228,7 @@ def test_a_rank_that_does_not_fit_is_refused_with_the_reason(
 def test_strangers_are_dropped_and_hold_nobody_up(
     replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "STRANGER_S", 0.3)
+    monkeypatch.setattr(assembly, "STRANGER_S", 0.3)
     r = replica()
     starting = r.start_leader()
     address = r.find()
@@ -292,7 +293,7 @@ def test_a_rank_does_not_follow_a_leader_that_cannot_prove_the_token(
 
 
 def test_ranks_that_do_not_come_are_named(replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "ASSEMBLE_S", 0.3)
+    monkeypatch.setattr(assembly, "ASSEMBLE_S", 0.3)
     r = replica(4)
     starting = r.start_leader()
     follower, _ = r.follower(2)
