@@ -10,10 +10,9 @@
 
 #include "beat_turns.h"
 #include "inbox.h"
+#include "module.h"
 #include "outbox.h"
 #include "stripe.h"
-
-namespace nb = nanobind;
 
 namespace ftar {
 

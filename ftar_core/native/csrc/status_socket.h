@@ -93,10 +93,12 @@ class StatusSocket {
     std::string out;
     size_t sent = 0;
   };
+  static constexpr double kMergeMs = 100;
+  static const char* direction(const LinkEnd& link);
   void accept_all();
   void drop(uint64_t id);
   void serve(uint64_t id);
-  void write_slice(Reader& reader) const;
+  void write_slice(Reader& reader) const;  // status_document.cpp
   void write_head(std::string& out, const Reader& reader) const;
   void write_link(std::string& out, uint64_t id, const Entry& entry, double now_ms) const;
   void note(const LinkEnd& link, Change change);

@@ -106,6 +106,9 @@ class Transport {
   void refused(const Conn& conn, const std::string& reason);
 
  private:
+  static constexpr uint64_t kListenerId = 1u << 8;  // + rail
+  static constexpr double kExpireEveryMs = 20;
+  static constexpr double kIdleTickMs = 1000;
   void run();
   void dispatch(uint64_t id, uint32_t events);
   void check_addresses(double now_ms);
