@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from agents.api.models import Answer, Request
+from agents.api.base import Answer, Request
 
 
 class StacksRequest(Request):

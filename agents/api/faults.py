@@ -1,0 +1,68 @@
+"""Faults: what there is, what is injected, and the request for one (models.py has the routes)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from agents.api.base import Answer, Request
+from agents.api.words import FaultState
+
+
+class FaultView(Answer):
+    id: str
+    kind: str
+    node: str
+    target: str  # e.g. "node1/rail0"
+    state: FaultState
+    owner: str  # principal
+    reason: str
+    created: float
+    duration_s: float
+    ttl_left_s: float
+    detail: str = ""  # why it is in this state
+    undo: list[str] = Field(default_factory=list)  # commands that undo it by hand
+    irreversible: bool = False
+    params: dict[str, Any] = Field(default_factory=dict)
+    request_id: str = ""  # of the InjectRequest: finds the fault when the answer to it was lost
+
+
+class FaultParam(Answer):
+    name: str
+    type: str  # int | float | str | bool
+    unit: str = ""
+    required: bool = False
+    default: Any = None
+    help: str = ""
+
+
+class FaultSpec(Answer):
+    """A catalogue entry. `target`: nic | replica | node | none"""
+
+    kind: str
+    summary: str
+    target: str
+    params: list[FaultParam] = Field(default_factory=list)
+    irreversible: bool = False
+    supported: bool = True
+    unsupported_reason: str = ""
+
+
+class InjectRequest(Request):
+    """POST /v1/faults. The same `request_id` twice gives the same fault, so that a retry is safe."""
+
+    kind: str
+    nic: str | None = None
+    replica: str | None = None
+    duration_s: float = 60.0
+    reason: str = ""
+    params: dict[str, Any] = Field(default_factory=dict)
+    request_id: str = ""
+    dry_run: bool = False  # all checks, no fault; answers what would be done
+    allow_last_rail: bool = False  # override the guard that keeps one healthy rail (`--allow-last-rail`)
+    dead_man_s: float | None = None  # revert when the controller is silent for so long (POST /v1/faults/{id}/keepalive)
+
+
+class RevertAnswer(Answer):
+    faults: list[FaultView]  # after the revert

@@ -1,0 +1,102 @@
+"""The job as its coordinator sees it, its events, and what operators ask of it (models.py has the routes)."""
+
+from __future__ import annotations
+
+from agents.api.base import Answer, Request
+
+
+class ReplicaAction(Request):
+    """POST /v1/job/replicas/{replica}/{drain|evict|rejoin}"""
+
+    reason: str
+    force: bool = False
+    rejoin: bool = True  # evict: may it come back by itself
+    dry_run: bool = False
+
+
+class CoordinatorAction(Request):
+    """POST /v1/job/force-quorum, /v1/job/finish"""
+
+    reason: str
+    dry_run: bool = False
+
+
+class SupervisionAction(Request):
+    """POST /v1/replicas/{replica}/{start|stop|restart|rejoin}"""
+
+    reason: str
+
+
+class ActionAnswer(Answer):
+    code: str
+    text: str
+
+
+class EventRecord(Answer):
+    seq: int
+    time: float
+    source: str
+    kind: str
+    object: str
+    reason: str
+    injected: bool = False
+    incident: str = ""
+    evidence: str = ""  # what was found out about a hung replica: several lines
+
+
+class EventsAnswer(Answer):
+    """GET /v1/events?after=SEQ&limit=N&wait_s=S (long poll) and GET /v1/job/events?after=SEQ"""
+
+    events: list[EventRecord]
+    last: int
+    boot: str  # changes when numbering starts again
+
+
+class ReplicaState(Answer):
+    name: str
+    state: str
+    reason: str
+    since: float
+    incarnation: int
+    slot: int
+    step: int
+    nodes: list[str]
+    heartbeat_age_ms: float | None = None
+    phase: str = ""
+    loss: float | None = None
+    step_ms: float | None = None
+    compute_ms: float | None = None  # a step, to the last gradient: the median of the last 20
+    wait_ms: float | None = None  # a step, from there to the last reduced bucket: the same
+    pace: float | None = None  # compute_ms by the median of the other contributors'
+    straggler: bool = False
+
+
+class StallState(Answer):
+    time: float
+    kind: str
+    replica: str
+    step: int
+    detect_ms: float | None
+    stall_ms: float | None
+    reason: str
+
+
+class JobState(Answer):
+    """GET /v1/job: the coordinator's view (field for field ftar_core.wire.messages.JobView)."""
+
+    name: str
+    state: str
+    reason: str
+    step: int
+    term: int
+    epoch: int
+    contributors: list[str]
+    replicas_wanted: int
+    min_replicas: int
+    replicas: list[ReplicaState]
+    stalls: list[StallState]
+    settings: dict[str, float]
+    spares_wanted: int = 0
+    step_ms_median: float | None = None
+    pid: int = 0
+    started: float = 0.0
