@@ -54,6 +54,9 @@ def fault_spec(fault: AnyFault, unsupported: str) -> FaultSpec:
                 required=param.default is None,
                 default=param.default,
                 help=param.help,
+                minimum=param.minimum,
+                maximum=param.maximum,
+                choices=list(param.choices),
             )
             for param in fault.params
         ],

@@ -35,10 +35,13 @@ class FaultParam(Answer):
     required: bool = False
     default: Any = None
     help: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: list[str] = Field(default_factory=list)
 
 
 class FaultSpec(Answer):
-    """A catalogue entry. `target`: nic | replica | node | none"""
+    """A catalogue entry, as agents/api/faultspecs.py describes it; and whether this machine can do it."""
 
     kind: str
     summary: str
@@ -55,12 +58,14 @@ class InjectRequest(Request):
     kind: str
     nic: str | None = None
     replica: str | None = None
+    rank: int | None = Field(default=None, ge=0, le=1_000_000)  # of the replica; all that it has on the node without it
     duration_s: float = 60.0
     reason: str = ""
     params: dict[str, Any] = Field(default_factory=dict)
     request_id: str = ""
     dry_run: bool = False  # all checks, no fault; answers what would be done
     allow_last_rail: bool = False  # override the guard that keeps one healthy rail (`--allow-last-rail`)
+    allow_last_replica: bool = False  # override the guard of min-replicas (`--allow-last-replica`)
     dead_man_s: float | None = None  # revert when the controller is silent for so long (POST /v1/faults/{id}/keepalive)
 
 

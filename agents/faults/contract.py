@@ -17,9 +17,9 @@ from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
+from agents.api.faultspecs import Param, ParamValue, Spec
 from agents.host.machine import Machine
 
-ParamValue = bool | int | float | str
 Params = dict[str, ParamValue]
 
 
@@ -29,22 +29,11 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
     nic: str = ""
     replica: str = ""
+    rank: int = -1  # of the replica; below 0: all that it has on this node
 
     def __str__(self) -> str:
-        return "/".join(part for part in (self.node, self.nic or self.replica) if part)
-
-
-@dataclass(frozen=True)
-class Param:
-    """A parameter a user may give. `type`: int, float, str or bool; numbers may have limits."""
-
-    name: str
-    type: str
-    help: str
-    unit: str = ""
-    default: ParamValue | None = None  # None: required
-    minimum: float | None = None
-    maximum: float | None = None
+        rank = f"rank{self.rank}" if self.replica and self.rank >= 0 else ""
+        return "/".join(part for part in (self.node, self.nic or self.replica, rank) if part)
 
 
 @dataclass(frozen=True)
@@ -68,15 +57,34 @@ U = TypeVar("U", bound=msgspec.Struct)
 
 
 class Fault(ABC, Generic[U]):
-    """One kind of fault; stateless, so that agent and watchdog can each hold one. Host failures raise HostError."""
+    """One kind of fault; stateless, so that agent and watchdog can each hold one. Host failures raise HostError.
 
-    kind: ClassVar[str]
-    summary: ClassVar[str]  # one sentence, shown in help
-    target: ClassVar[str]  # nic | replica | node
-    params: ClassVar[tuple[Param, ...]] = ()
-    irreversible: ClassVar[bool] = False
+    What users are told about it is its entry in agents/api/faultspecs.py.
+    """
+
+    spec: ClassVar[Spec]
     survives_boot: ClassVar[bool] = False  # True: its effect is still there after the machine was started anew
     undo_type: type[U]
+
+    @property
+    def kind(self) -> str:
+        return self.spec.kind
+
+    @property
+    def summary(self) -> str:
+        return self.spec.summary
+
+    @property
+    def target(self) -> str:
+        return self.spec.target
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return self.spec.params
+
+    @property
+    def irreversible(self) -> bool:
+        return self.spec.irreversible
 
     def unsupported(self, machine: Machine) -> str:
         """Why this machine cannot do it; empty if it can."""

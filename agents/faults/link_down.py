@@ -17,6 +17,7 @@ from functools import partial
 
 import msgspec
 
+from agents.api.faultspecs import SPECS
 from agents.faults.contract import Fault, Params, Probe, Refusal, Target
 from agents.host.errors import HostError
 from agents.host.links import Nic, find
@@ -41,9 +42,7 @@ class LinkDownUndo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkDown(Fault[LinkDownUndo]):
-    kind = "link-down"
-    summary = "Set a rail down (administratively), as a pulled cable or a dead optic at this end would"
-    target = "nic"
+    spec = SPECS["link-down"]
     undo_type = LinkDownUndo
 
     def unsupported(self, machine: Machine) -> str:

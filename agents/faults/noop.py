@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from agents.api.faultspecs import SPECS
 from agents.faults.contract import Fault, Params, Probe, Refusal, Target
 from agents.host.errors import HostError
 from agents.host.machine import Machine
@@ -21,9 +22,7 @@ class NoopUndo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Noop(Fault[NoopUndo]):
-    kind = "noop"
-    summary = "Change nothing but a marker file of the agent's own: a rehearsal of the life cycle"
-    target = "node"
+    spec = SPECS["noop"]
     survives_boot = True
     undo_type = NoopUndo
 

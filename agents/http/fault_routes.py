@@ -56,6 +56,7 @@ async def inject(agent: ThisAgent, who: Chaos, wish: InjectRequest) -> FaultView
         duration_s=duration_s,
         nic=wish.nic or "",
         replica=wish.replica or "",
+        rank=-1 if wish.rank is None else wish.rank,
         reason=wish.reason[:500],
         params=_params(wish),
         request_id=wish.request_id,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from agents.faults.contract import Param, Params, ParamValue, Refusal
+from agents.api.faultspecs import Param, ParamValue
+from agents.faults.contract import Params, Refusal
 from agents.host.links import Nic, find
 
 TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -142,6 +143,8 @@ def _param_problem(spec: Param, value: ParamValue) -> str:
     if not fits:
         return f"must be {spec.type}, not {type(value).__name__}"
     if isinstance(value, str):
+        if spec.choices and value not in spec.choices:
+            return f"must be one of {', '.join(spec.choices)}"
         return f"is longer than {MAX_TEXT} characters" if len(value) > MAX_TEXT else ""
     if not math.isfinite(value):
         return "must be a finite number"

@@ -37,6 +37,7 @@ class Injection:
     duration_s: float
     nic: str = ""
     replica: str = ""
+    rank: int = -1
     reason: str = ""
     params: Params = field(default_factory=dict)
     request_id: str = ""
@@ -117,7 +118,7 @@ class Injector:
 
     def inject(self, wish: Injection) -> Entry:
         """The fault, active; or the fault as it would be, for a dry run. Raises FaultProblem."""
-        target = Target(self._limits.node, wish.nic, wish.replica)
+        target = Target(self._limits.node, wish.nic, wish.replica, wish.rank)
         fault, params = self._check_form(wish, target)
         try:
             with self._ledger.locked(LOCK_TIMEOUT_S):

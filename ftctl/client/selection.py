@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agents.api.models import NodeView
 from ftctl import hostlist
 from ftctl.config import Inventory
-from ftctl.errors import UsageProblem
+from ftctl.errors import CliError, UsageProblem
 
 
 def nodes_named(inventory: Inventory, text: str | None) -> list[str]:
@@ -26,3 +28,27 @@ def rail_device(view: NodeView, index: int) -> str:
         have = f"rails 0 to {len(rails) - 1}: {', '.join(rails)}" if rails else "no rails declared"
         raise UsageProblem(f"rail {index} of {view.name}", f"unknown (it has {have})", "ftctl status")
     return rails[index]
+
+
+def nodes_of_replica(views: Mapping[str, NodeView | CliError], replica: str, rank: int | None) -> list[str]:
+    """The nodes that have processes of it (of that rank). Raises CliError if none has, or an agent that may have some
+    did not answer and none of the others has."""
+    found = [
+        node
+        for node, view in views.items()
+        if isinstance(view, NodeView)
+        and any(
+            name == replica and (rank is None or number == rank)
+            for name, number in (
+                *((p.replica, p.rank) for p in view.processes if p.pid is not None),
+                *((r.replica, r.rank) for r in view.ranks),
+            )
+        )
+    ]
+    if not found:
+        for view in views.values():
+            if isinstance(view, CliError):
+                raise view
+        what = f"replica {replica}" + ("" if rank is None else f", rank {rank}")
+        raise UsageProblem(what, "no node has a process of it now", "ftctl ranks shows what runs where")
+    return found

@@ -1,36 +1,59 @@
-"""`ftctl inject FAULT`: one command for each kind of fault, with the options that this kind has."""
+"""`ftctl inject KIND`: one command for each kind of fault that is published, with the options that this kind has.
+
+A kind that is not published with this ftctl is asked for at the agents, which may be newer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
+from agents.api.faultspecs import SPECS, Param, ParamValue, Spec
 from ftctl.context import current
 from ftctl.exit_codes import ExitCode
-from ftctl.options import with_cluster, with_flags
+from ftctl.kinds import Wish, command_of, command_of_unknown, described
+from ftctl.options import plain_app, with_cluster, with_flags
 
 if TYPE_CHECKING:
-    from agents.api.models import FaultView
-    from ftctl.client.agent import AgentClient
+    from agents.api.models import FaultSpec, FaultView, NodeView
     from ftctl.client.cluster import Agents, Cluster
     from ftctl.client.injection import Outcome
     from ftctl.config import Flags
+    from ftctl.errors import CliError
+
+
+class KindGroup(typer.core.TyperGroup):
+    """The published kinds as commands, each made when it is asked for; any other name is a question to the agents."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(SPECS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        spec = SPECS.get(cmd_name)
+        made = command_of(spec, _inject) if spec is not None else command_of_unknown(cmd_name, _inject_unknown)
+        alone = plain_app()
+        alone.command(cmd_name)(with_cluster(made))
+        command = typer.main.get_command(alone)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Faults"):
+            formatter.write_dl([(spec.kind, described(spec)) for spec in SPECS.values()])
+
 
 app = typer.Typer(
+    cls=KindGroup,
     rich_markup_mode=None,
     add_completion=False,
     help="Inject a fault that takes itself back.",
     invoke_without_command=True,
 )
-
-NodeOption = Annotated[str, typer.Option("--node", metavar="NODES", help="Where: node1, or several as node[0-3].")]
-DurationOption = Annotated[
-    str, typer.Option("--duration", metavar="TIME", help="When it takes itself back: 500ms, 20s, 2m. Agents cap it.")
-]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; shown wherever the fault is shown.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Let the agents make all checks, and inject nothing.")]
 
 
 @app.callback()
@@ -48,108 +71,168 @@ def inject(
     return None
 
 
-@app.command()
-@with_cluster
-def noop(
-    cluster: Cluster,
-    *,
-    node: NodeOption,
-    duration: DurationOption = "60s",
-    reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
-) -> ExitCode | None:
-    """Nothing at all, through the whole life of a fault: to try the tool and its limits."""
+def _inject(cluster: Cluster, spec: Spec, wish: Wish) -> ExitCode:
+    async def known(_agents: Agents) -> Spec:
+        return spec
 
-    async def no_device(_client: AgentClient) -> None:
-        return None
-
-    return _inject(cluster, "noop", node, duration, reason, dry_run=dry_run, device=no_device)
+    if spec.target == "nic":
+        _one_of_nic_and_rail(spec.kind, wish)
+    return _run(cluster, spec.kind, wish, known)
 
 
-@app.command("link-down")
-@with_cluster
-def link_down(
-    cluster: Cluster,
-    *,
-    node: NodeOption,
-    nic: Annotated[str | None, typer.Option("--nic", metavar="NAME", help="The network device, a rail.")] = None,
-    rail: Annotated[int | None, typer.Option("--rail", metavar="K", help="The K-th rail of the node, from 0.")] = None,
-    duration: DurationOption = "60s",
-    reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
-    allow_last_rail: Annotated[
-        bool, typer.Option("--allow-last-rail", help="Also when no other healthy rail is left on the node.")
-    ] = False,
-) -> ExitCode | None:
-    """Take a rail of a node down (ip link set NAME down); addresses and routes come back with it."""
-    from ftctl.client.selection import rail_device
+def _inject_unknown(cluster: Cluster, kind: str, wish: Wish) -> ExitCode:
+    async def ask(agents: Agents) -> Spec:
+        from ftctl.client.agent import AgentClient
+        from ftctl.client.selection import nodes_named
+        from ftctl.errors import CliError, UsageProblem
+
+        answers = await agents.each(AgentClient.fault_kinds, nodes_named(cluster.inventory, wish.node))
+        lists = [answer for answer in answers.values() if isinstance(answer, list)]
+        for published in (entry for answer in lists for entry in answer):
+            if published.kind == kind:
+                return _spec_of(published)
+        for answer in answers.values():
+            if isinstance(answer, CliError):
+                raise answer
+        names = sorted({entry.kind for answer in lists for entry in answer} | set(SPECS))
+        near = difflib.get_close_matches(kind, names, n=1)
+        hint = f"ftctl inject {near[0]} --help" if near else "ftctl inject --list"
+        raise UsageProblem(f"inject {kind}", "there is no such fault, and no agent knows it", hint)
+
+    return _run(cluster, kind, wish, ask)
+
+
+def _one_of_nic_and_rail(kind: str, wish: Wish) -> None:
     from ftctl.errors import UsageProblem
 
-    if (nic is None) == (rail is None):
-        raise UsageProblem("inject link-down", "say which link: either --nic NAME or --rail K", "ftctl status")
-
-    async def device(client: AgentClient) -> str | None:
-        return nic if rail is None else rail_device(await client.view(), rail)
-
-    return _inject(
-        cluster, "link-down", node, duration, reason, dry_run=dry_run, allow_last_rail=allow_last_rail, device=device
-    )
+    if (wish.nic is None) == (wish.rail is None):
+        raise UsageProblem(f"inject {kind}", "say which link: either --nic NAME or --rail K", "ftctl status")
 
 
-def _inject(
-    cluster: Cluster,
-    kind: str,
-    node: str,
-    duration: str,
-    reason: str,
-    *,
-    dry_run: bool,
-    device: Callable[[AgentClient], Awaitable[str | None]],
-    allow_last_rail: bool = False,
-) -> ExitCode:
+def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
     from agents.api.models import InjectRequest
     from ftctl import durations
     from ftctl.client import injection
-    from ftctl.client.selection import nodes_named
-    from ftctl.errors import CliError, UsageProblem
+    from ftctl.errors import UsageProblem
 
     try:
-        duration_s = durations.parse(duration)
+        duration_s = None if wish.duration is None else durations.parse(wish.duration)
     except durations.DurationError as error:
         raise UsageProblem("--duration", str(error)) from None
-    if duration_s <= 0:
-        raise UsageProblem("--duration", f"{duration}: a fault must last longer than nothing", "for example 20s")
-    nodes = nodes_named(cluster.inventory, node)
+    if duration_s is not None and duration_s <= 0:
+        text = f"{wish.duration}: a fault must last longer than nothing"
+        raise UsageProblem("--duration", text, "for example 20s")
 
     async def work(agents: Agents) -> ExitCode:
         with injection.deferred("interrupted: taking back what was begun (at most 30 s) ...", agents) as interrupt:
-            devices = await agents.each(device, nodes)
-            for answer in devices.values():
-                if isinstance(answer, CliError):
-                    raise answer  # nothing was sent to any node
+            spec = await find_spec(agents)
+            params = wish.params or _typed(spec, wish.raw)
+            nics = await _aims(cluster, agents, spec, wish)
             if interrupt.set:
                 return await _undo(agents, injection.Outcome())
+            more = {} if duration_s is None else {"duration_s": duration_s}
             requests = {
-                name: InjectRequest(
+                node: InjectRequest(
                     kind=kind,
                     nic=nic,
-                    duration_s=duration_s,
-                    reason=reason,
+                    replica=wish.replica,
+                    rank=wish.rank,
+                    reason=wish.reason,
+                    params=params,
                     request_id=injection.new_request_id(),
-                    dry_run=dry_run,
-                    allow_last_rail=allow_last_rail,
+                    dry_run=wish.dry_run,
+                    allow_last_rail=wish.allow_last_rail,
+                    allow_last_replica=wish.allow_last_replica,
+                    **more,
                 )
-                for name, nic in devices.items()
-                if not isinstance(nic, CliError)
+                for node, nic in nics.items()
             }
             outcome = await injection.inject(agents, requests)
             if not interrupt.set:
-                _show(cluster, outcome, dry_run)
-            if await interrupt.closed() and not dry_run:
+                _show(cluster, outcome, wish.dry_run)
+            if await interrupt.closed() and not wish.dry_run:
                 return await _undo(agents, outcome)
         return outcome.code()
 
     return cluster.run(work)
+
+
+async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Mapping[str, str | None]:
+    """The nodes that are asked, each with the NIC that is meant there (None where none is). Raises CliError: then
+    nothing was sent to any node."""
+    from ftctl.client.agent import AgentClient
+    from ftctl.client.selection import nodes_named, nodes_of_replica, rail_device
+    from ftctl.errors import CliError, UsageProblem
+
+    everywhere = wish.node is None
+    nodes = nodes_named(cluster.inventory, wish.node)
+    if spec.target == "nic":
+        _one_of_nic_and_rail(spec.kind, wish)
+    if everywhere and spec.target in ("nic", "node"):
+        raise UsageProblem(f"inject {spec.kind}", "say where: --node NODES", "ftctl status")
+    if spec.target == "replica" and wish.replica is None:
+        raise UsageProblem(f"inject {spec.kind}", "say whose processes: --replica R", "ftctl status")
+    if wish.rail is None and not (spec.target == "replica" and everywhere):
+        return dict.fromkeys(nodes, wish.nic)
+    views: dict[str, NodeView | CliError] = await agents.each(AgentClient.view, nodes)
+    if spec.target == "replica" and wish.replica is not None:
+        return dict.fromkeys(nodes_of_replica(views, wish.replica, wish.rank))
+    for view in views.values():
+        if isinstance(view, CliError):
+            raise view
+    return {
+        node: rail_device(view, wish.rail)
+        for node, view in views.items()
+        if wish.rail is not None and not isinstance(view, CliError)
+    }
+
+
+def _spec_of(published: FaultSpec) -> Spec:
+    """As an agent publishes it."""
+    params = tuple(
+        Param(
+            p.name,
+            p.type,
+            p.help,
+            p.unit,
+            None if p.required else p.default,
+            p.minimum,
+            p.maximum,
+            tuple(p.choices),
+        )
+        for p in published.params
+    )
+    return Spec(published.kind, published.summary, published.target, params, published.irreversible)
+
+
+def _typed(spec: Spec, raw: tuple[str, ...]) -> dict[str, ParamValue]:
+    """NAME=VALUE texts, as the types that the kind wants. Limits are the agent's to hold. Raises UsageProblem."""
+    from ftctl.errors import UsageProblem
+
+    types = {param.name: param.type for param in spec.params}
+    found: dict[str, ParamValue] = {}
+    for text in raw:
+        name, equals, value = text.partition("=")
+        if not equals or name not in types:
+            known = ", ".join(types) or "none"
+            raise UsageProblem(f"--param {text}", f"NAME=VALUE is expected (parameters of {spec.kind}: {known})")
+        try:
+            found[name] = _value(types[name], value)
+        except ValueError:
+            raise UsageProblem(f"--param {text}", f"{value!r} is no {types[name]}") from None
+    return found
+
+
+def _value(kind: str, text: str) -> ParamValue:
+    if kind == "int":
+        return int(text)
+    if kind == "float":
+        return float(text)
+    if kind == "bool":
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    return text
 
 
 async def _undo(agents: Agents, outcome: Outcome) -> ExitCode:
@@ -208,7 +291,6 @@ def _would(fault: FaultView) -> str:
 
 def _list_kinds(flags: Flags) -> ExitCode:
     """The catalogue as the agents publish it; a kind that some agents cannot do says which."""
-    from agents.api.models import FaultSpec
     from ftctl.client.agent import AgentClient
     from ftctl.client.cluster import Cluster
     from ftctl.errors import CliError

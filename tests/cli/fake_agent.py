@@ -232,6 +232,15 @@ class FakeAgent:
                 return [
                     m.FaultSpec(kind="noop", summary="nothing", target="none"),
                     m.FaultSpec(kind="link-down", summary="a rail goes down", target="nic"),
+                    m.FaultSpec(
+                        kind="solar-flare",  # this ftctl does not know it
+                        summary="too much sun",
+                        target="node",
+                        params=[
+                            m.FaultParam(name="strength", type="float", required=True, unit="suns"),
+                            m.FaultParam(name="aurora", type="bool", default=False),
+                        ],
+                    ),
                 ]
             if path == "/v1/events":
                 return self._events(after, float(query.get("wait_s", ["0"])[0]))
@@ -388,6 +397,7 @@ class FakeAgent:
             "ttl_left_s": request.duration_s,
             "undo": ["ip link set rail0 up"],
             "request_id": request.request_id,
+            "params": request.params,
         }
         return m.FaultView(**{**base, **change})
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents.api import models as m
+from agents.api.faultspecs import SPECS
 from ftctl.client import injection
 
 from .conftest import Run
@@ -165,6 +166,35 @@ def test_the_catalogue_comes_from_the_agents(ftctl: Run) -> None:
     assert result.code == 0
     assert "link-down" in result.out
     assert ftctl("inject", "--list", "-o", "json").json()["kinds"][0]["kind"] == "noop"
+
+
+def test_a_kind_that_only_the_agents_know_is_injected_with_parameters_by_name(ftctl: Run, cluster: FakeCluster) -> None:
+    flare = ("inject", "solar-flare", "--node", "node1", "--param", "strength=2")
+    assert ftctl(*flare, "--param", "aurora=true").code == 0
+    assert [f.params for f in cluster["node1"].faults] == [{"strength": 2.0, "aurora": True}]
+    for more, words in (
+        (("--param", "colour=red"), "parameters of solar-flare: strength, aurora"),
+        (("--param", "aurora=perhaps"), "'perhaps' is no bool"),
+        (("--param", "strength"), "NAME=VALUE is expected"),
+    ):
+        result = ftctl(*flare, *more)
+        assert (result.code, words in result.err) == (2, True), result.err
+    nowhere = ftctl("inject", "solar-flare")
+    assert (nowhere.code, "--node NODES" in nowhere.err) == (2, True)
+    typo = ftctl("inject", "solar-flair", "--node", "node0")
+    assert (typo.code, "ftctl inject solar-flare --help" in typo.err) == (2, True)
+    assert len(cluster["node1"].faults) == 1
+
+
+def test_every_published_kind_is_a_command_with_its_parameters(bare: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bare("inject", "--help").code == 0
+    overview = capsys.readouterr().out
+    for spec in SPECS.values():
+        assert spec.kind in overview
+        assert bare("inject", spec.kind, "--help").code == 0
+        shown = capsys.readouterr().out
+        assert all(param.option in shown for param in spec.params)
+        assert ("--duration" in shown) is not spec.irreversible
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
