@@ -14,6 +14,7 @@ BENCHES = {
     "catchup": "the state reaches a replica that comes back, against a bare TCP copy",
     "stripe": "what several rails carry together",
     "commit": "how soon a step is committed everywhere, in jobs of thousands of simulated ranks",
+    "parity": "what a storm of failures does to the loss of a model, on the same tokens",
 }
 
 
