@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from agents import tokens
@@ -42,6 +43,7 @@ from agents.node import Parts
 from agents.recovery.errors import SupervisionError
 from agents.recovery.hangwatch import HangWatch
 from agents.recovery.ranks import RankRegistry
+from agents.recovery.roster import Roster
 from agents.recovery.supervisor import Supervisor
 from agents.replicas import ReplicaActions
 from agents.server import Listeners, ServerProblem
@@ -134,8 +136,14 @@ class _Daemon:
         self._faults = faults
         self._events = EventLog(settings.state_dir / "events.jsonl", settings.node)
         emit = self._events.emit
+        self._supervisor = Supervisor(settings, emit) if settings.supervision.replicas else None
+        self._registry = RankRegistry(settings.ranks_socket, settings.node) if settings.ranks_socket else None
+        relay = JobRelay(settings.coordinator)
         machine = Machine(
-            links=NetlinkLinks(), sysfs=Sysfs(settings.sysfs_root), scratch=scratch_directory(settings.state_dir)
+            links=NetlinkLinks(),
+            sysfs=Sysfs(settings.sysfs_root),
+            scratch=scratch_directory(settings.state_dir),
+            workers=Roster(self._supervisor, self._registry),
         )
         limits = Limits(
             node=settings.node,
@@ -144,17 +152,16 @@ class _Daemon:
             max_faults=settings.max_faults,
             max_duration_s=settings.max_duration_s,
         )
-        self._injector = Injector(Ledger(ledger_directory(settings.state_dir)), machine, limits, emit)
+        ledger = Ledger(ledger_directory(settings.state_dir))
+        job = partial(relay.facts, f"agent-{settings.node}")
+        self._injector = Injector(ledger, machine, limits, emit, job=job)
         self._deadlines = Deadlines(self._injector, emit, settings.node)
         self._kennel = Kennel(settings.state_dir)
-        self._supervisor = Supervisor(settings, emit) if settings.supervision.replicas else None
-        self._registry = RankRegistry(settings.ranks_socket, settings.node) if settings.ranks_socket else None
         parts = Parts(settings.node, self._injector, self._supervisor, self._registry)
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
         self._poller = Poller(parts, nics, ProcessMonitor(), settings.poll_s, emit)
         self._gpus = GpuMonitor(settings.nvml_deadline_s)
         self._links = LinkPoller(parts, settings.poll_s, emit)
-        relay = JobRelay(settings.coordinator)
         evidence = Evidence(parts)
         grace_s = settings.supervision.grace_s
         self._hangs = HangWatch(

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 
 from agents.api.models import ActionAnswer, EventRecord, EventsAnswer, JobState
+from agents.injection.guard import JobFacts
 from agents.problems import ApiProblem
 from agents.settings import CoordinatorAccess
 from ftar_core.errors import AuthError, FtarError, ProtocolRefused, WireError
@@ -37,6 +38,17 @@ class JobRelay:
 
     def state(self, principal: str) -> JobState:
         return job_state(self._job(self.request(principal, "status")))
+
+    def facts(self, principal: str) -> JobFacts:
+        """What the guards of replicas go by. Never raises."""
+        if self._access is None:
+            return JobFacts()
+        try:
+            job = self.state(principal)
+        except ApiProblem as error:
+            return JobFacts(problem=f"{error.body.thing}: {error.body.reason}")
+        contributing = tuple(r.name for r in job.replicas if r.state == "contributing")
+        return JobFacts(True, contributing, job.min_replicas)
 
     def events(self, principal: str, after: int, limit: int) -> EventsAnswer:
         """The coordinator's own events; `boot` is its term's start, with which its numbering begins."""

@@ -117,7 +117,7 @@ def _target_options(spec: Spec) -> Options:
             "node": (NodeOption, REQUIRED),
             "nic": (NicOption, None),
             "rail": (RailOption, None),
-            "allow_last_rail": (AllowLastRailOption, False),
+            **({"allow_last_rail": (AllowLastRailOption, False)} if spec.takes_out else {}),
         }
     guard: Options = {"allow_last_replica": (AllowLastReplicaOption, False)} if spec.takes_out else {}
     if spec.target == "replica":

@@ -45,8 +45,8 @@ class Param:
 class Spec:
     """One kind of fault. `irreversible`: what it does cannot be undone; it happens once, and has no duration.
 
-    `takes_out`: its target cannot contribute to the job while it lasts, so the guards of replicas apply. `whole_node`:
-    it touches everything on the node, and nothing else is injected there meanwhile.
+    `takes_out`: its target is lost to the job while it lasts, so the guards of the last rail or replica apply.
+    `whole_node`: it touches rails and replicas of the node, and no other fault is on them meanwhile.
     """
 
     kind: str
@@ -60,7 +60,43 @@ class Spec:
 
 _ALL = (
     Spec("noop", "Change nothing but a marker file of the agent's own: a rehearsal of the life cycle", "node"),
-    Spec("link-down", "Set a rail down (administratively), as a pulled cable or a dead optic at this end would", "nic"),
+    Spec(
+        "link-down",
+        "Set a rail down (administratively), as a pulled cable or a dead optic at this end would",
+        "nic",
+        takes_out=True,
+    ),
+    Spec(
+        "proc-kill",
+        "Send a replica's processes a signal that ends them, as the OOM killer, a crash or a lost GPU would",
+        "replica",
+        (
+            Param(
+                "signal",
+                "str",
+                "Which one",
+                default="KILL",
+                choices=("KILL", "SEGV", "ABRT", "BUS", "TERM", "INT"),
+            ),
+        ),
+        irreversible=True,
+        takes_out=True,
+    ),
+    Spec(
+        "proc-hang",
+        "Stop a replica's processes (SIGSTOP), as a driver that hangs would: connections stay, nothing moves",
+        "replica",
+        takes_out=True,
+    ),
+    Spec(
+        "proc-slow",
+        "Slow a replica's processes down by stopping and resuming them all the time, as a throttled core would",
+        "replica",
+        (
+            Param("percent", "float", "Part of the time in which they stand still", "percent", 50.0, 1, 95),
+            Param("period_ms", "float", "One stop and one resumption", "ms", 100.0, 20, 5000),
+        ),
+    ),
 )
 
 SPECS: dict[str, Spec] = {spec.kind: spec for spec in _ALL}

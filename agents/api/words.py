@@ -32,3 +32,9 @@ class FaultState(str, Enum):
     REVERTING = "reverting"
     REVERTED = "reverted"
     STUCK = "stuck"
+    DONE = "done"  # of what cannot be undone: it happened, and nothing of it is left to take back
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it is left to take back."""
+        return self in (FaultState.REVERTED, FaultState.DONE)

@@ -9,10 +9,13 @@ import msgspec
 from agents.faults.contract import Fault
 from agents.faults.link_down import LinkDown
 from agents.faults.noop import Noop
+from agents.faults.proc_hang import ProcHang
+from agents.faults.proc_kill import ProcKill
+from agents.faults.proc_slow import ProcSlow
 
 AnyFault = Fault[Any]  # each fault fixes the type of its own record; a list of them cannot
 
-CATALOG: dict[str, AnyFault] = {fault.kind: fault for fault in (Noop(), LinkDown())}
+CATALOG: dict[str, AnyFault] = {fault.kind: fault for fault in (Noop(), LinkDown(), ProcKill(), ProcHang(), ProcSlow())}
 
 
 def read_undo(fault: AnyFault, raw: bytes) -> msgspec.Struct:

@@ -18,6 +18,7 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 
 from agents.api.faultspecs import Param, ParamValue, Spec
+from agents.faults.rhythm import Rhythm
 from agents.host.machine import Machine
 
 Params = dict[str, ParamValue]
@@ -113,6 +114,16 @@ class Fault(ABC, Generic[U]):
     @abstractmethod
     def probe(self, machine: Machine, undo: U) -> Probe:
         """Is it in force?"""
+
+    def rhythm(self, undo: U) -> Rhythm | None:
+        """When it comes and goes by itself while it is active; None: it stays. The injector keeps to it: after `inject`
+        it calls `undo` for a pause, and `again` and `inject` at the end of one."""
+        return None
+
+    def again(self, machine: Machine, undo: U) -> U:
+        """The record for another turn after a pause, read anew from the system if that is needed; it is on disk before
+        `inject` is called."""
+        return undo
 
     @abstractmethod
     def by_hand(self, undo: U) -> list[str]:

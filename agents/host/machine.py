@@ -9,6 +9,7 @@ from agents.host.clock import Clock, SystemClock
 from agents.host.links import Links, NetlinkLinks
 from agents.host.netns import may_change_network, namespace_inode
 from agents.host.sysfs import Sysfs
+from agents.host.workers import NoWorkers, Workers
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Machine:
     """What faults and monitors may touch.
 
     `netns` is the number of the network namespace, `net_admin` the right to change it, `scratch` a directory of the
-    agent's own for faults that keep something on disk.
+    agent's own for faults that keep something on disk, `workers` the training processes here.
     """
 
     scratch: Path
@@ -25,4 +26,5 @@ class Machine:
     sysfs: Sysfs = field(default_factory=Sysfs)
     clock: Clock = field(default_factory=SystemClock)
     netns: int = field(default_factory=namespace_inode)
+    workers: Workers = field(default_factory=NoWorkers)
     net_admin: bool = field(default_factory=may_change_network)

@@ -62,6 +62,7 @@ async def inject(agent: ThisAgent, who: Chaos, wish: InjectRequest) -> FaultView
         request_id=wish.request_id,
         dead_man_s=wish.dead_man_s,
         allow_last_rail=wish.allow_last_rail,
+        allow_last_replica=wish.allow_last_replica,
         dry_run=wish.dry_run,
     )
     target = "/".join(part for part in (agent.settings.node, wish.nic or wish.replica) if part)

@@ -1,7 +1,8 @@
 """The thread that keeps the promise "never longer than its duration" while the agent lives.
 
 It sleeps until the next deadline, at most a second while a fault is open (then it also looks whether the fault is still
-in force, and what the watchdog did on disk), and for long when none is, so that an agent at rest costs nothing.
+in force, and what the watchdog did on disk), and for long when none is, so that an agent at rest costs nothing. Faults
+that come and go have their turns in between.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Deadlines:
         self._emit = emit
         self._node = node
         self._retry_boot_s: dict[str, float] = {}
+        self._looked_boot_s = -LOOK_S
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="fault-deadlines", daemon=True)
 
@@ -40,6 +42,8 @@ class Deadlines:
 
     def tick(self) -> None:
         """Take back what is due, try stuck faults again, look at the others. Raises LedgerError."""
+        self._looked_boot_s = self._injector.now_boot_s()
+        self._injector.beats.beat()
         for entry in self._book.open():
             if self._injector.left_s(entry) > 0 and entry.state in (FaultState.ARMED, FaultState.ACTIVE):
                 continue
@@ -62,7 +66,10 @@ class Deadlines:
                 if self._ending:
                     return
             try:
-                self.tick()
+                if self._only_a_beat():
+                    self._injector.beats.beat()
+                else:
+                    self.tick()
                 last = ""
             except LedgerError as error:
                 last = self._complain(str(error), last)
@@ -83,7 +90,14 @@ class Deadlines:
         if not opened:
             return REST_S
         waits = [self._injector.left_s(e) for e in opened if e.state in (FaultState.ARMED, FaultState.ACTIVE)]
-        return min([LOOK_S, *waits])
+        return min([LOOK_S, self._injector.beats.wait_s(), *waits])
+
+    def _only_a_beat(self) -> bool:
+        """Woken for the turn of a fault, and for nothing else."""
+        if self._injector.beats.wait_s() > 0 or self._injector.now_boot_s() - self._looked_boot_s >= LOOK_S:
+            return False
+        opened = [e for e in self._book.open() if e.state in (FaultState.ARMED, FaultState.ACTIVE)]
+        return all(self._injector.left_s(entry) > 0 for entry in opened)
 
 
 def _why(entry: Entry) -> str:

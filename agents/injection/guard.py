@@ -1,7 +1,8 @@
 """May this fault be made? Pure: facts in, refusal or None out. A refusal says why, and what overrides it if anything.
 
-What only one kind of fault can know (a bond member, a device stacked on this one) is in that fault's `check`. What the
-whole cluster must know (the last healthy replica, `min-replicas`) is the coordinator's to guard.
+What only one kind of fault can know (a bond member, a device stacked on this one) is in that fault's `check`. Whether
+enough replicas would be left is asked of the coordinator just before; two agents that are asked in the same moment may
+both find enough.
 """
 
 from __future__ import annotations
@@ -30,13 +31,30 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class JobFacts:
+    """What the coordinator says. `problem`: why it could not be asked; `known` false without one: there is none."""
+
+    known: bool = False
+    contributing: tuple[str, ...] = ()
+    min_replicas: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Wish:
+    """`takes_out` and `whole_node` as in the fault's spec. `rank` below 0: all of the replica here."""
+
     kind: str
     target: str  # the fault's kind of target
     nic: str
     duration_s: float
     dead_man_s: float | None
     allow_last_rail: bool
+    replica: str = ""
+    rank: int = -1
+    takes_out: bool = True
+    whole_node: bool = False
+    allow_last_replica: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,9 @@ class OpenFault:
     kind: str
     nic: str
     left_s: float
+    replica: str = ""
+    rank: int = -1
+    whole_node: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,14 +73,19 @@ class Facts:
     nics: tuple[Nic, ...]
     open: tuple[OpenFault, ...]
     default_route: frozenset[int]  # indexes of devices that carry a default route
+    replicas: tuple[str, ...] = ()  # with processes on this node
+    job: JobFacts = JobFacts()
 
 
 def judge(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
     return (
         _duration(wish, limits)
         or (_nic(wish, facts, limits) if wish.target == "nic" else None)
+        or _replica(wish, facts)
+        or _whole_node(wish, facts, limits)
         or _count(facts, limits)
-        or (_last_rail(wish, facts, limits) if wish.target == "nic" else None)
+        or (_last_rail(wish, facts, limits) if wish.target == "nic" and wish.takes_out else None)
+        or (_last_replica(wish, facts, limits) if wish.target in ("replica", "node") and wish.takes_out else None)
     )
 
 
@@ -91,11 +117,32 @@ def _nic(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
     if limits.management_nic is None and nic.index in facts.default_route:
         reason = f"{wish.nic} carries the default route, so it may be the way to this node"
         return Refusal("refused", reason, "name the management NIC (`management_nic`) in the agent's configuration")
+    return next((_taken(fault, wish.nic) for fault in facts.open if fault.nic == wish.nic), None)
+
+
+def _replica(wish: Wish, facts: Facts) -> Refusal | None:
+    """One fault on a process at a time: two that stop it would resume it for each other."""
+    if wish.target != "replica":
+        return None
+    if not wish.replica:
+        return Refusal("bad-request", f"{wish.kind} needs a replica", "name one with --replica")
     for fault in facts.open:
-        if fault.nic == wish.nic:
-            reason = f"fault {fault.id} ({fault.kind}, {max(0.0, fault.left_s):.0f} s left) is on {wish.nic} already"
-            return Refusal("refused", reason, f"ftctl revert {fault.id}")
+        if fault.replica == wish.replica and (fault.rank < 0 or wish.rank < 0 or fault.rank == wish.rank):
+            return _taken(fault, wish.replica)
     return None
+
+
+def _whole_node(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
+    on_parts = wish.target in ("nic", "replica")
+    for fault in facts.open:
+        if (fault.whole_node and (on_parts or wish.whole_node)) or (wish.whole_node and (fault.nic or fault.replica)):
+            return _taken(fault, fault.nic or fault.replica or limits.node)
+    return None
+
+
+def _taken(fault: OpenFault, thing: str) -> Refusal:
+    reason = f"fault {fault.id} ({fault.kind}, {max(0.0, fault.left_s):.0f} s left) is on {thing} already"
+    return Refusal("refused", reason, f"ftctl revert {fault.id}")
 
 
 def _count(facts: Facts, limits: Limits) -> Refusal | None:
@@ -116,6 +163,24 @@ def _last_rail(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
         return None
     reason = f"{wish.nic} is the last healthy rail of {limits.node}: its replica would lose all its peers"
     return Refusal("refused", reason, "--allow-last-rail overrides this")
+
+
+def _last_replica(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
+    """Enough replicas must be left that the job goes on."""
+    if wish.allow_last_replica:
+        return None
+    override = "--allow-last-replica overrides this"
+    job = facts.job
+    if job.problem:
+        return Refusal("refused", f"how many replicas would be left cannot be told: {job.problem}", override)
+    hit = {wish.replica} if wish.target == "replica" else set(facts.replicas)
+    out = [name for name in job.contributing if name in hit]
+    left = [name for name in job.contributing if name not in hit]
+    if not job.known or not out or len(left) >= max(1, job.min_replicas):
+        return None
+    rest = f"only {', '.join(left)}" if left else "no replica"
+    needed = f", and the job needs at least {job.min_replicas}" if job.min_replicas > len(left) else ""
+    return Refusal("refused", f"without {', '.join(out)} {rest} would contribute{needed}", override)
 
 
 def check_params(specs: tuple[Param, ...], given: Params) -> Params | Refusal:

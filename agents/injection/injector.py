@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,8 +18,9 @@ from agents.faults.catalog import CATALOG, AnyFault
 from agents.faults.contract import Params, Refusal, Target
 from agents.host.errors import HostError
 from agents.host.machine import Machine
+from agents.injection.beats import Beats
 from agents.injection.book import Book, Emit
-from agents.injection.guard import Facts, Limits, OpenFault, Wish, check_params, judge
+from agents.injection.guard import Facts, JobFacts, Limits, OpenFault, Wish, check_params, judge
 from agents.injection.ledger import Damaged, Entry, Ledger, LedgerError
 from agents.injection.lifecycle import Move, after
 from agents.injection.problems import FaultProblem
@@ -43,6 +44,7 @@ class Injection:
     request_id: str = ""
     dead_man_s: float | None = None
     allow_last_rail: bool = False
+    allow_last_replica: bool = False
     dry_run: bool = False
 
 
@@ -55,6 +57,7 @@ class Injector:
         emit: Emit,
         catalog: Mapping[str, AnyFault] = CATALOG,
         reverter: Reverter | None = None,
+        job: Callable[[], JobFacts] = JobFacts,
     ) -> None:
         self._ledger = ledger
         self._machine = machine
@@ -63,7 +66,9 @@ class Injector:
         self._catalog = catalog
         self._reverter = reverter or Reverter(ledger, machine, catalog)
         self.book = Book(ledger, emit, limits.node)
+        self._job = job
         self._closing = False
+        self.beats = Beats(ledger, machine, self.book, catalog)
 
     # --- views (never block) -----------------------------------------------------------------------------------------
 
@@ -120,13 +125,16 @@ class Injector:
         """The fault, active; or the fault as it would be, for a dry run. Raises FaultProblem."""
         target = Target(self._limits.node, wish.nic, wish.replica, wish.rank)
         fault, params = self._check_form(wish, target)
+        # Asked before the lock is held: it may take seconds.
+        asks = fault.spec.takes_out and fault.target in ("replica", "node") and not wish.allow_last_replica
+        job = self._job() if asks else JobFacts()
         try:
             with self._ledger.locked(LOCK_TIMEOUT_S):
                 self.book.read()
                 known = self.find(wish.request_id)
                 if known is not None:
                     return known
-                entry = self._arm(fault, wish, target, params)
+                entry = self._arm(fault, wish, target, params, job)
                 if wish.dry_run:
                     return entry
                 try:
@@ -145,8 +153,9 @@ class Injector:
             ) from None
         except HostError as error:
             raise FaultProblem("failed", str(target), f"nothing was injected: {error}") from None
-        if entry.state is FaultState.ACTIVE:
-            self._emit("fault.active", str(target), f"{entry.id} {entry.kind} by {entry.owner}: {entry.detail}")
+        if entry.state in (FaultState.ACTIVE, FaultState.DONE):
+            kind = f"fault.{entry.state.value}"
+            self._emit(kind, str(target), f"{entry.id} {entry.kind} by {entry.owner}: {entry.detail}")
             return entry
         return self._give_up(entry)
 
@@ -222,8 +231,11 @@ class Injector:
         for entry in self.book.open():
             if entry.state is not FaultState.ACTIVE:
                 continue
+            resting = entry.id in self.beats.resting
             look = self._reverter.probe(entry)
             sentence = look.sentence if look.in_force else f"not in force any more, by somebody else: {look.sentence}"
+            if resting:
+                sentence = f"comes and goes, in a pause now: {look.sentence}"
             if look.in_force is None:
                 sentence = f"may be in force: {look.sentence}"
             if sentence != entry.detail and self.book.find(entry.id) == entry:
@@ -248,7 +260,7 @@ class Injector:
             raise FaultProblem.refused(f"{fault.kind} on {target}", params)
         return fault, params
 
-    def _arm(self, fault: AnyFault, wish: Injection, target: Target, params: Params) -> Entry:
+    def _arm(self, fault: AnyFault, wish: Injection, target: Target, params: Params, job: JobFacts) -> Entry:
         """All checks, and the entry with its undo. Changes nothing."""
         if self.book.cancelled(wish.request_id):
             raise FaultProblem("refused", str(target), "this request was taken back before it arrived", "inject again")
@@ -262,8 +274,20 @@ class Injector:
         if unsupported:
             raise FaultProblem("unsupported", f"{fault.kind} on {target}", unsupported)
         refusal = judge(
-            Wish(fault.kind, fault.target, wish.nic, wish.duration_s, wish.dead_man_s, wish.allow_last_rail),
-            self._facts(fault),
+            Wish(
+                fault.kind,
+                fault.target,
+                wish.nic,
+                wish.duration_s,
+                wish.dead_man_s,
+                wish.allow_last_rail,
+                wish.replica,
+                wish.rank,
+                fault.spec.takes_out,
+                fault.spec.whole_node,
+                wish.allow_last_replica,
+            ),
+            self._facts(fault, job),
             self._limits,
         ) or fault.check(self._machine, target, params)
         if refusal is not None:
@@ -292,12 +316,19 @@ class Injector:
             undo=msgspec.Raw(msgspec.json.encode(undo)),
         )
 
-    def _facts(self, fault: AnyFault) -> Facts:
+    def _facts(self, fault: AnyFault, job: JobFacts) -> Facts:
         now = self._machine.clock.boot_s()
-        opened = tuple(OpenFault(e.id, e.kind, e.target.nic, e.due_boot_s() - now) for e in self.book.open())
+        opened = tuple(self._open_fault(entry, now) for entry in self.book.open())
         if fault.target != "nic":
-            return Facts((), opened, frozenset())
+            replicas = tuple(sorted({worker.replica for worker in self._machine.workers.all()}))
+            return Facts((), opened, frozenset(), replicas, job)
         return Facts(self._machine.links.nics(), opened, self._machine.links.default_route_indexes())
+
+    def _open_fault(self, entry: Entry, now: float) -> OpenFault:
+        target = entry.target
+        known = self._catalog.get(entry.kind)
+        whole = known is not None and known.spec.whole_node
+        return OpenFault(entry.id, entry.kind, target.nic, entry.due_boot_s() - now, target.replica, target.rank, whole)
 
     def _make(self, fault: AnyFault, entry: Entry) -> Entry:
         """The change itself, under the lock, with the undo on disk. Active, or still armed when it went wrong."""
@@ -316,7 +347,8 @@ class Injector:
         detail = look.sentence if look.in_force else f"may be in force: {look.sentence}"
         entry = msgspec.structs.replace(
             entry,
-            state=after(entry.state, Move.INJECTED),
+            state=after(entry.state, Move.DONE if fault.irreversible else Move.INJECTED),
+            reverted=self._machine.clock.wall_s() if fault.irreversible else None,
             detail=detail,
             undo=msgspec.Raw(msgspec.json.encode(undo)),
         )

@@ -1,6 +1,7 @@
 """The life of a fault as a table. A move that is not in the table is a bug, not a state.
 
     armed ----injected----> active
+    armed ----done--------> done           (irreversible: it happened, nothing can be taken back)
     armed ----revert------> reverting      (the injection failed or its outcome is unknown: take it back anyway)
     active ---revert------> reverting
     reverting --undone----> reverted
@@ -20,6 +21,7 @@ from agents.api.words import FaultState
 
 class Move(str, Enum):
     INJECTED = "injected"
+    DONE = "done"
     REVERT = "revert"
     UNDONE = "undone"
     GAVE_UP = "gave-up"
@@ -27,6 +29,7 @@ class Move(str, Enum):
 
 MOVES: dict[tuple[FaultState, Move], FaultState] = {
     (FaultState.ARMED, Move.INJECTED): FaultState.ACTIVE,
+    (FaultState.ARMED, Move.DONE): FaultState.DONE,
     (FaultState.ARMED, Move.REVERT): FaultState.REVERTING,
     (FaultState.ACTIVE, Move.REVERT): FaultState.REVERTING,
     (FaultState.REVERTING, Move.REVERT): FaultState.REVERTING,  # whoever was reverting died at it

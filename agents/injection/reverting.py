@@ -108,6 +108,8 @@ class Reverter:
             if entry.boot_id != self._machine.clock.boot_id() and not fault.survives_boot:
                 return True, "the machine was started anew since, and nothing of it is left"
             sentence = fault.undo(self._machine, record)
+            if fault.irreversible:
+                return True, f"irreversible: {sentence}"
             look = fault.probe(self._machine, record)
         except (_Unknown, HostError) as error:
             return False, str(error)

@@ -23,8 +23,8 @@ from enum import Enum
 from pathlib import Path
 
 import agents
+from agents.host.processes import Handle, start_time_of
 from agents.recovery import logs
-from agents.recovery.processes import Handle, start_time_of
 from agents.recovery.records import (
     MESSAGE_LIMIT,
     PROTOCOL,

@@ -38,8 +38,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from agents.host.processes import boot_id, boot_s, kill_session, start_time_of
 from agents.recovery import child, logs
-from agents.recovery.processes import boot_id, boot_s, kill_session, start_time_of
 from agents.recovery.records import (
     MESSAGE_LIMIT,
     PROTOCOL,

@@ -2,8 +2,8 @@
 
 A rank connects, says who it is (RankRegister) and reports whenever something changed and at least every second. Only
 the last report counts. The connection is the registration: when it closes the rank is gone, shown as such for a moment
-so that an operator sees what went, then forgotten. Nothing is ever sent back, so a rank cannot be slowed down by its
-agent.
+so that an operator sees what went, then forgotten. Nothing is sent back but what a fault asks for (`tell`), which is
+not waited for, so a rank cannot be slowed down by its agent.
 
 Whoever connects must be of this user (or root), must say who it is within HELLO_S, and is dropped at the first byte
 that is not of the protocol; there are at most CONNECTIONS of them, each with a bounded buffer.
@@ -21,12 +21,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from agents.api.models import LinkView, RankView
+from agents.host.errors import HostError
+from agents.host.processes import start_time_of
+from agents.host.workers import Worker
 from agents.recovery.errors import SupervisionUnavailable
 from agents.recovery.sockets import PATH_LIMIT, listen_unix, peer
 from ftar_core.errors import WireError
 from ftar_core.wire.agentlink import FromRank, RankRegister, RankReport, StackWay, from_rank
-from ftar_core.wire.codec import FrameParser
+from ftar_core.wire.codec import FrameParser, encode
 from ftar_core.wire.ids import valid_name
 
 _LOG = logging.getLogger(__name__)
@@ -54,6 +59,7 @@ class _Rank:
     pid: int
     heard_s: float
     owner: int  # the connection's descriptor; a newer connection of the same rank takes over
+    start_time: int | None  # of the process, when it registered
     report: RankReport | None = None
     gone_s: float | None = None
 
@@ -109,6 +115,31 @@ class RankRegistry:
         with self._lock:
             found = [r for r in self._ranks.values() if r.register.replica == replica and r.gone_s is None]
             return sorted((r.register.rank, r.pid, r.register.stacks) for r in found)
+
+    def workers(self) -> list[Worker]:
+        """Its connected ranks, by identity."""
+        with self._lock:
+            return [
+                Worker(rank.register.replica, rank.register.rank, rank.pid, rank.start_time)
+                for rank in self._ranks.values()
+                if rank.gone_s is None and rank.start_time is not None
+            ]
+
+    def tell(self, worker: Worker, message: msgspec.Struct) -> None:
+        """Send a message of ftar_core/wire/agentlink.py to a rank, which need not listen. Raises HostError."""
+        operation = f"tell {worker.text} something"
+        with self._lock:
+            known = next((r for r in self._ranks.values() if r.gone_s is None and r.pid == worker.pid), None)
+            connection = self._connections.get(known.owner) if known is not None else None
+            if known is None or connection is None or known.start_time != worker.start_time:
+                raise HostError(operation, 0, "it is not connected to its agent")
+            data = encode(message)
+            try:
+                if connection.sock.send(data) != len(data):
+                    connection.sock.shutdown(socket.SHUT_RDWR)  # half a message is worse than none
+                    raise HostError(operation, 0, "it does not read what it is sent")
+            except OSError as error:
+                raise HostError.of(operation, error) from None
 
     def _view(self, rank: _Rank, now: float) -> RankView:
         register, report = rank.register, rank.report
@@ -218,7 +249,8 @@ class RankRegistry:
             if not (valid_name(message.job) and valid_name(message.replica) and message.rank >= 0):
                 raise WireError("job, replica or rank is not a name or number of ours")
             connection.key = (message.job, message.replica, message.rank)
-            rank = _Rank(message, connection.pid or message.pid, now, owner)
+            pid = connection.pid or message.pid
+            rank = _Rank(message, pid, now, owner, start_time_of(pid))
             with self._lock:
                 self._ranks[connection.key] = rank
             return

@@ -25,12 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.api.models import ProcessView
+from agents.host.processes import boot_s
+from agents.host.workers import Worker
 from agents.recovery import whole
 from agents.recovery.errors import SupervisionUnavailable, UnknownReplica
 from agents.recovery.forkclient import ForkClient
 from agents.recovery.forkclient import Phase as ServerPhase
 from agents.recovery.policy import Limits
-from agents.recovery.processes import boot_s
 from agents.recovery.records import Children, NotSpawned, Spawned
 from agents.recovery.unit import Unit
 from agents.settings import AgentSettings, SettingsProblem, Supervised
@@ -119,6 +120,17 @@ class Supervisor:
     def views(self) -> list[ProcessView]:
         with self._views_lock:
             return list(self._views)
+
+    def workers(self) -> list[Worker]:
+        """The processes that live now, by identity."""
+        if self._thread is None:
+            return []
+        alive = [(unit, unit.handle) for unit in self._units]
+        return [
+            Worker(unit.spec.replica, unit.spec.rank, handle.pid, handle.start_time)
+            for unit, handle in alive
+            if handle is not None
+        ]
 
     def supervises(self, name: str) -> bool:
         return name in self._names

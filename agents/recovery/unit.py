@@ -26,9 +26,9 @@ import msgspec
 import psutil
 
 from agents.api.models import ProcessView
+from agents.host.processes import TICKS_PER_S, Handle, boot_id, kill_session, read_stat
 from agents.recovery import logs, policy
 from agents.recovery.policy import Action, Ending, Intent, Limits
-from agents.recovery.processes import TICKS_PER_S, Handle, boot_id, kill_session, read_stat
 from agents.recovery.records import Exit, Life, NotSpawned, Outcome, Spawn, Spawned, State, read_record, write_record
 from agents.recovery.whole import RankNow
 from agents.settings import Supervised

@@ -91,8 +91,9 @@ class Outcome:
     dry_run: bool = False
 
     def troubled(self) -> list[FaultView]:
-        """Faults that are neither a dry run's nor simply active: stuck, or between two states for too long."""
-        return [f for f in self.faults.values() if not self.dry_run and f.state is not FaultState.ACTIVE]
+        """Faults that are neither a dry run's nor simply active or done: stuck, or between two states for too long."""
+        good = (FaultState.ACTIVE, FaultState.DONE)
+        return [f for f in self.faults.values() if not self.dry_run and f.state not in good]
 
     def code(self) -> ExitCode:
         codes = [error.code for error in self.errors.values()]
@@ -135,7 +136,7 @@ async def settle(agents: Agents, outcome: Outcome) -> None:
 
     def found(node: str, fault: FaultView) -> None:
         del outcome.unknown[node]
-        if is_over(fault):
+        if fault.state is FaultState.REVERTED:
             outcome.errors[node] = CliError(
                 f"fault {fault.id} ({fault.kind} on {fault.target})", f"is not in force any more: {fault.detail}"
             )
@@ -214,7 +215,7 @@ async def _revert_surely(client: AgentClient, fault: FaultView) -> CliError | No
 
 
 def is_over(fault: FaultView) -> bool:
-    return fault.state is FaultState.REVERTED
+    return fault.state.over
 
 
 def still_there(fault: FaultView) -> CliError:

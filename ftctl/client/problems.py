@@ -293,7 +293,7 @@ def _of_gpus(view: NodeView) -> Iterator[Problem]:
 
 def fault_on(faults: list[FaultView], target: str) -> FaultView | None:
     """The fault that is (or may be) in force on this target."""
-    return next((f for f in faults if f.target == target and f.state is not FaultState.REVERTED), None)
+    return next((f for f in faults if f.target == target and not f.state.over), None)
 
 
 def is_bad(nic: NicView) -> bool:

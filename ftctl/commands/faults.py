@@ -41,7 +41,7 @@ def faults(
     answers = cluster.run(ask)
     errors = [answer for answer in answers.values() if isinstance(answer, CliError)]
     found = [fault for answer in answers.values() if isinstance(answer, list) for fault in answer]
-    shown = sorted((f for f in found if every or f.state is not FaultState.REVERTED), key=lambda f: f.created)
+    shown = sorted((f for f in found if every or not f.state.over), key=lambda f: f.created)
     if cluster.output.for_machines:
         document.emit(
             cluster.world,

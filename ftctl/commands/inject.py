@@ -245,10 +245,10 @@ async def _undo(agents: Agents, outcome: Outcome) -> ExitCode:
         report(agents.world, failure)
     if failures:
         return ExitCode.IN_FORCE
-    count = len(outcome.faults)
-    agents.world.say(
-        f"interrupted: {count} reverted, nothing is left" if count else "interrupted: nothing was injected"
-    )
+    done = sum(fault.irreversible for fault in outcome.faults.values())
+    count = len(outcome.faults) - done
+    left = f"{done} happened and cannot be taken back" if done else "nothing is left"
+    agents.world.say(f"interrupted: {count} reverted, {left}" if count or done else "interrupted: nothing was injected")
     return ExitCode.INTERRUPTED
 
 
@@ -276,8 +276,8 @@ def _show(cluster: Cluster, outcome: Outcome, dry_run: bool) -> None:
     if dry_run:
         for fault in faults:
             world.say(_would(fault))
-    elif faults:
-        world.say(f"take it back earlier with: ftctl revert {' '.join(fault.id for fault in faults)}")
+    elif to_revert := [fault.id for fault in faults if not fault.state.over]:
+        world.say(f"take it back earlier with: ftctl revert {' '.join(to_revert)}")
     for error in errors:
         report(world, error)
 
@@ -286,7 +286,8 @@ def _would(fault: FaultView) -> str:
     from ftctl.durations import show
 
     undo = f"; undo: {'; '.join(fault.undo)}" if fault.undo else ""
-    return f"dry run: {fault.kind} on {fault.target} would be injected for {show(fault.duration_s)}{undo}"
+    time = " (it cannot be taken back)" if fault.irreversible else f" for {show(fault.duration_s)}{undo}"
+    return f"dry run: {fault.kind} on {fault.target} would be injected{time}"
 
 
 def _list_kinds(flags: Flags) -> ExitCode:

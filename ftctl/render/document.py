@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Union
 
-from agents.api.models import FaultState, FaultView, JobState, LinkView, NicView, NodeView, RankView
+from agents.api.models import FaultView, JobState, LinkView, NicView, NodeView, RankView
 from ftctl.client import links
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, rail_word, recommend
@@ -53,7 +53,7 @@ def status(snapshot: Snapshot, problems: list[Problem]) -> Document:
         "nodes": [_node(answer) for answer in snapshot.nodes],
         "replicas": replicas(snapshot),
         "stalls": [stall.model_dump(mode="json") for stall in snapshot.job.stalls] if snapshot.job else [],
-        "faults": [fault(f) for f in snapshot.faults() if f.state is not FaultState.REVERTED],
+        "faults": [fault(f) for f in snapshot.faults() if not f.state.over],
         "problems": [problem(p) for p in problems],
         "recommended": {"action": advice.action, "reason": f"{advice.object}: {advice.reason}"} if advice else None,
     }

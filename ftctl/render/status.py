@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import ConsoleRenderable
 from rich.text import Text
 
-from agents.api.models import FaultState, FaultView, JobState, NicView, NodeView
+from agents.api.models import FaultView, JobState, NicView, NodeView
 from ftctl.client import links
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, is_bad, rail_word, recommend
@@ -56,7 +56,7 @@ def status(
                 ],
             )
         )
-    faults = [f for f in snapshot.faults() if every or f.state is not FaultState.REVERTED]
+    faults = [f for f in snapshot.faults() if every or not f.state.over]
     if faults:
         parts.append(fault_table(faults))
     parts.append(advice(problems))
@@ -134,7 +134,7 @@ def _node(answer: NodeAnswer, wide: bool, every: bool) -> tuple[Cell, ...]:
         return (Text(answer.name), Text("unreachable", style=BAD), *blank, Text(reason, style=BAD))
     agent = f"pid {view.agent.pid}, {show(view.agent.age_s)}"
     extra = (f"{view.agent.rss_mb:.0f} MB", f"{view.agent.cpu_percent:.1f} %") if wide else ()
-    count = sum(1 for f in view.faults if f.state is not FaultState.REVERTED)
+    count = sum(1 for f in view.faults if not f.state.over)
     faults = Text(str(count), style=PASSING) if count else Text("-")
     rails = Text("\n" if wide else "  ").join(
         _rail(view, nic, wide) for nic in view.nics if nic.role == "rail" or every
@@ -211,7 +211,7 @@ def fault_table(faults: list[FaultView]) -> ConsoleRenderable:
             f.kind,
             f.target,
             Text(f.state.value, style=fault_style(f.state.value)),
-            "-" if f.state is FaultState.REVERTED else show(max(0.0, f.ttl_left_s)),
+            "-" if f.state.over else show(max(0.0, f.ttl_left_s)),
             f.owner,
             "; ".join(part for part in (f.reason, f.detail) if part) or "-",
         )

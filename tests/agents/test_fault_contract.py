@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,17 +12,47 @@ import pytest
 from agent_network import needs_root
 from fake_links import FakeLinks
 
+from agents.api.faultspecs import SPECS, TARGETS
 from agents.faults.catalog import CATALOG, AnyFault, read_undo
-from agents.faults.contract import Target
+from agents.faults.contract import Params, Refusal, Target
 from agents.host.machine import Machine
+from agents.host.processes import start_time_of, state_of
+from agents.host.workers import NoWorkers, Worker
+from agents.injection.guard import check_params
 
-TARGET = Target("node1", "rail0")
+PARAMS: dict[str, Params] = {}  # of kinds that cannot do without
+
+
+class Standing:
+    """Workers that a test names."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self._workers = workers
+        self.told: list[msgspec.Struct] = []
+
+    def all(self) -> tuple[Worker, ...]:
+        return self._workers
+
+    def tell(self, worker: Worker, message: msgspec.Struct) -> None:
+        self.told.append(message)
+
+
+@pytest.fixture
+def workers() -> Iterator[Standing]:
+    """A replica with two ranks, which are processes that do nothing."""
+    children = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        yield Standing(*(Worker("r1", i, c.pid, start_time_of(c.pid) or 0) for i, c in enumerate(children)))
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 @pytest.fixture(params=["memory", pytest.param("kernel", marks=[pytest.mark.root, needs_root])])
-def world(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> Iterator[Machine]:
+def world(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path, workers: Standing) -> Iterator[Machine]:
     if request.param == "memory":
-        yield machine
+        yield dataclasses.replace(machine, workers=workers)
         return
     from agent_network import Namespace, add_rail, add_routes
     from pyroute2 import IPRoute
@@ -30,7 +62,7 @@ def world(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> I
         with namespace.entered():
             with IPRoute() as ipr:
                 add_routes(ipr, add_rail(ipr, "rail0", 0), 0)
-            yield Machine(scratch=tmp_path / "scratch")
+            yield Machine(scratch=tmp_path / "scratch", workers=workers)
     finally:
         namespace.close()
 
@@ -40,50 +72,74 @@ def fault(request: pytest.FixtureRequest) -> AnyFault:
     return CATALOG[request.param]
 
 
+def target_of(fault: AnyFault) -> Target:
+    named = {"nic": Target("node1", "rail0"), "replica": Target("node1", replica="r1")}
+    return named.get(fault.target, Target("node1"))
+
+
+def params_of(fault: AnyFault) -> Params:
+    params = check_params(fault.params, PARAMS.get(fault.kind, {}))
+    assert not isinstance(params, Refusal)
+    return params
+
+
+def over(world: Machine, fault: AnyFault, undo: msgspec.Struct) -> bool:
+    """As far as it can be: what cannot be undone is over when it has happened."""
+    return fault.irreversible or fault.probe(world, undo).in_force is False
+
+
 def test_a_fault_is_seen_while_in_force_and_not_seen_after_its_undo(world: Machine, fault: AnyFault) -> None:
     assert fault.unsupported(world) == ""
-    assert fault.check(world, TARGET, {}) is None
-    undo = fault.plan(world, TARGET, {})
-    assert fault.probe(world, undo).in_force is False
+    target, params = target_of(fault), params_of(fault)
+    assert fault.check(world, target, params) is None
+    undo = fault.plan(world, target, params)
+    assert fault.probe(world, undo).in_force is not True
     fault.inject(world, undo)
     assert fault.probe(world, undo).in_force is True
     undo = fault.settled(world, undo)
     assert fault.undo(world, undo)
-    assert fault.probe(world, undo).in_force is False
+    assert over(world, fault, undo)
 
 
 def test_the_undo_survives_its_way_over_the_disk(world: Machine, fault: AnyFault) -> None:
-    undo = fault.plan(world, TARGET, {})
+    undo = fault.plan(world, target_of(fault), params_of(fault))
     fault.inject(world, undo)
     reread = read_undo(fault, msgspec.json.encode(undo))
     assert reread == undo
-    fault.undo(world, reread)
-    assert fault.probe(world, reread).in_force is False
+    watchdogs = dataclasses.replace(world, workers=NoWorkers())
+    fault.undo(watchdogs, reread)
+    assert over(watchdogs, fault, reread)
 
 
 def test_undoing_twice_or_without_a_fault_does_no_harm(world: Machine, fault: AnyFault) -> None:
-    undo = fault.plan(world, TARGET, {})
+    undo = fault.plan(world, target_of(fault), params_of(fault))
     fault.undo(world, undo)
-    assert fault.probe(world, undo).in_force is False
+    assert over(world, fault, undo)
     fault.inject(world, undo)
     fault.undo(world, undo)
     fault.undo(world, undo)
-    assert fault.probe(world, undo).in_force is False
+    assert over(world, fault, undo)
 
 
 def test_looking_and_planning_change_nothing(world: Machine, fault: AnyFault) -> None:
     before = world.links.nics()[0].up, world.links.all_addresses()
-    fault.check(world, TARGET, {})
-    undo = fault.plan(world, TARGET, {})
+    fault.check(world, target_of(fault), params_of(fault))
+    undo = fault.plan(world, target_of(fault), params_of(fault))
     assert fault.by_hand(undo)
+    assert all(state_of(w.pid, w.start_time) in tuple("RSD") for w in world.workers.all())
     assert (world.links.nics()[0].up, world.links.all_addresses()) == before
     assert not world.scratch.exists()
 
 
 def test_every_fault_says_what_it_is(fault: AnyFault) -> None:
     assert fault.summary
-    assert fault.target in ("nic", "replica", "node")
+    assert fault.target in TARGETS
     assert all(param.help for param in fault.params)
+    assert SPECS[fault.kind] is fault.spec
+
+
+def test_every_published_kind_is_there_and_no_other() -> None:
+    assert list(CATALOG) == list(SPECS)
 
 
 def test_a_fault_that_reads_no_network_is_not_stopped_by_it(machine: Machine, links: FakeLinks) -> None:

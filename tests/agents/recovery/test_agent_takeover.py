@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.recovery import processes
-from agents.recovery.processes import Handle, kill_session, start_time_of
+from agents.host import processes
+from agents.host.processes import Handle, kill_session, start_time_of
 from agents.recovery.records import Exit, Life, read_record, write_record
 
 from .conftest import AgentProcess, Node, alive, processes_of, wait_for

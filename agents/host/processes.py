@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.host.errors import HostError
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
@@ -153,3 +155,40 @@ def _session(leader: int) -> Iterator[Stat]:
             stat = read_stat(int(entry))
             if stat is not None and stat.session == leader and not stat.ended:
                 yield stat
+
+
+def send_to(pid: int, start_time: int, number: int) -> bool:
+    """A signal to that process and to no other of its number. False if it has ended. Raises HostError."""
+    handle = Handle.open(pid, start_time)
+    if handle is None:
+        return False
+    try:
+        return handle.send(number)
+    except OSError as error:
+        raise HostError.of(f"send signal {number} to process {pid}", error) from None
+    finally:
+        handle.close()
+
+
+def state_of(pid: int, start_time: int) -> str:
+    """The kernel's letter for it (R, S, D, T, ...); empty if that process has ended."""
+    stat = read_stat(pid)
+    return "" if stat is None or stat.start_time != start_time or stat.ended else stat.state
+
+
+def wait_ended(pid: int, start_time: int, timeout_s: float) -> bool:
+    """True once that process has ended, False if it goes on after `timeout_s`."""
+    handle = Handle.open(pid, start_time)
+    if handle is None:
+        return True
+    try:
+        if handle.fd is not None:
+            poll = select.poll()
+            poll.register(handle.fd, select.POLLIN)
+            return bool(poll.poll(timeout_s * 1000.0))
+        deadline = time.monotonic() + timeout_s
+        while not handle.ended() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return handle.ended()
+    finally:
+        handle.close()
