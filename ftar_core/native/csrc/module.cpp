@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "crypto.h"
+#include "frame.h"
 #include "heartbeat.h"
 #include "link_health.h"
 #include "module.h"
