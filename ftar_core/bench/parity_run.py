@@ -90,6 +90,7 @@ class Run:
         self._away: dict[str, int] = {}  # replica -> the step before which it is started again
         self._arriving: set[str] = set()  # started again, not in its loop yet
         self._returning: dict[str, int] = {}  # -> the last step it worked on; it does not contribute yet
+        self._draining: set[str] = set()
         self._over_s = 0.0  # since when the job is over
         self._options: dict[str, Any] = {
             "replicas": list(self._names),
@@ -140,10 +141,12 @@ class Run:
         """Those who contributed to the last step have ended; whoever was catching up is not waited for long."""
         if not self._over_s:
             return False
-        late = time.monotonic() - self._over_s > END_S
-        if late and not self._result.exists():
+        waited = time.monotonic() - self._over_s
+        if self._result.exists():
+            return not self.job.pids or waited > END_S
+        if not self.job.pids or waited > STALL_S:
             raise BenchError(f"{self.case.directory}: nobody measured the held-out loss")
-        return late or (self._result.exists() and not self.job.pids)
+        return False
 
     def _ended(self, name: str, code: int) -> None:
         self._arriving.discard(name)
@@ -155,7 +158,10 @@ class Run:
             self.told.failures.append({"replica": name, "step": step, "kind": "kill"})
             self._away[name] = step + self.case.storm.out
             self._set_limit()
+        elif code == RankExit.DRAINED and name not in self._draining:
+            pass  # the job has ended without it: it was catching up
         elif code == RankExit.DRAINED:
+            self._draining.discard(name)
             self.told.failures.append({"replica": name, "step": self.board.step(name), "kind": "drain"})
             if self._ask("rejoin", name):
                 self._start(name)
@@ -196,6 +202,7 @@ class Run:
             return
         victim = sorted(view.contributors)[self._drain[1] % len(view.contributors)]
         if self._ask("drain", victim):
+            self._draining.add(victim)
             self._drain = next(self._drains, None)
 
     def _ask(self, op: str, replica: str) -> bool:
@@ -226,7 +233,7 @@ def run_case(task: Task, case: Case, parent: Parent, directory: Path, tell: Tell
             run.go(tell)
     finally:
         board.close()
-        for file in (part / "board", part / "port"):
+        for file in (part / "board", part / "port", part / "measured-by"):
             file.unlink(missing_ok=True)
     document = {
         "schema": SCHEMA,
