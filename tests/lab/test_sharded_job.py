@@ -17,7 +17,7 @@ from ftctl.lab.journal import read_all
 from .conftest import eventually, needs_namespaces
 from .test_whole_job import REPLICAS, User, with_a_lab
 
-pytestmark = [needs_namespaces, pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [needs_namespaces, pytest.mark.soak, pytest.mark.timeout(1500)]
 SHARDED = ("--ranks", "2", "--step-ms", "200")
 
 
@@ -94,7 +94,7 @@ def test_a_hot_spare_of_two_ranks_takes_the_place_of_whatever_leaves(spared: Use
     os.kill(pids(user, first)[1], signal.SIGKILL)
     user.does("wait", "replica", spare, "--for", "contributing", "--timeout", "60s")
     _, last = roles(user)
-    eventually(lambda: user.sees()["job"]["state"] == "finished", "the job does not end", 400)
+    eventually(lambda: user.sees()["job"]["state"] == "finished", "the job does not end", 900)
     journals, of_rank1 = read_all(user.paths.journal), read_all(user.paths.journal / "ranks")
     for ends in ([journals[name] for name in last], [of_rank1[f"{name}.1"] for name in last]):
         eventually(lambda ends=ends: all(not j.last_life_runs() for j in ends), "a rank did not end", 30)  # type: ignore[misc]

@@ -195,8 +195,8 @@ RANKS = [
 ]
 RAISED = [
     Failure(f"an exception at {name_of(p)}", {"r1": f"{p},step=12,action=raise"})
-    for p in ("forward", "reduced", "commit-received", "update", "updated", "epoch")
-]
+    for p in ("forward", "reduced", "commit-received", "update", "updated")
+] + [Failure("an exception at an epoch", {"r1": "epoch,action=raise", "r2": "reduced,step=12"}, deaths=2)]
 FAILURES = [*ONE_REPLICA, *SEVERAL_REPLICAS, *JOINS, *COORDINATOR, *SPARES, *FROZEN, *RAISED, *RANKS]
 
 
