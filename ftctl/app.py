@@ -47,6 +47,9 @@ COMMANDS: dict[str, Lazy] = {
     "rejoin": Lazy("ftctl.commands.rejoin", "Bring something back into the job."),
     "wait": Lazy("ftctl.commands.wait", "Wait until something has reached a state."),
     "coordinator": Lazy("ftctl.commands.coordinator", "Look at the coordinator, or settle a job that lost its record."),
+    "chaos": Lazy(
+        "ftctl.commands.chaos", "Run chaos experiments from playbooks, and judge recovery by their objectives."
+    ),
     "lab": Lazy("ftctl.commands.lab", "A whole cluster on this machine, from network namespaces."),
     "env": Lazy("ftctl.commands.env", "Print the environment that a training framework needs."),
     "doctor": Lazy("ftctl.commands.doctor", "Say what this machine can and cannot do."),

@@ -4,6 +4,7 @@ flags > environment > ./ftctl.yaml > the user's ftctl.yaml > the only running la
 
     version: 1
     job: main
+    environment: staging              # what playbooks may run here; optional
     token_file: operator.token        # one line, mode 0600; relative paths are relative to this file
     ca_file: ca.pem                   # for https; the system's authorities otherwise
     nodes:
@@ -25,8 +26,6 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from agents.api.models import DEFAULT_PORT
 from ftar_core.errors import SettingsError
@@ -36,6 +35,7 @@ from ftctl import durations
 from ftctl.context import World
 from ftctl.errors import UsageProblem
 from ftctl.options import OutputFormat
+from ftctl.yamlfile import line_of, read_tree
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # an inventory of 10,000 nodes is 0.7 MB
 MAX_SOCKET_PATH = 107  # sun_path holds 108 bytes with the final zero, unix(7)
@@ -72,6 +72,7 @@ class Inventory:
     nodes: tuple[Node, ...]
     token: str = field(repr=False)
     ca_file: Path | None = None
+    environment: str = ""  # lab, staging, production ...: playbooks say where they may run
 
     def node(self, name: str) -> Node:
         """The node of this name. Raises UsageProblem."""
@@ -100,6 +101,7 @@ class _File(BaseModel):
     version: Literal[1]
     inventory: Path | None = None
     job: str | None = None
+    environment: str | None = None
     token_file: Path | None = None
     ca_file: Path | None = None
     output: OutputFormat | None = None
@@ -118,7 +120,7 @@ class _Loaded(NamedTuple):
         return (self.path.parent / path.expanduser()).resolve()
 
     def problem(self, reason: str, *where: str | int) -> UsageProblem:
-        return UsageProblem(f"{self.path}:{_line(self.tree, where)}", reason)
+        return UsageProblem(f"{self.path}:{line_of(self.tree, where)}", reason)
 
 
 def load(world: World, flags: Flags) -> Settings:
@@ -220,7 +222,12 @@ def _build(loaded: _Loaded, token_file: Path | None) -> Inventory:
     ca_file = loaded.relative(content.ca_file) if content.ca_file else None
     if ca_file is not None and not ca_file.is_file():
         raise loaded.problem(f"ca_file {ca_file} is not there", "ca_file")
-    return Inventory(str(loaded.path), content.job, tuple(nodes), _token(token_path), ca_file)
+    environment = content.environment or ""
+    if environment and not valid_name(environment):
+        raise loaded.problem(
+            f"{environment!r} cannot be an environment's name (1 to 63 of a-z 0-9 . _ -)", "environment"
+        )
+    return Inventory(str(loaded.path), content.job, tuple(nodes), _token(token_path), ca_file, environment)
 
 
 def parse_node(name: str, url: str, relative_to: Path) -> Node:
@@ -324,25 +331,7 @@ def _read_if_there(path: Path) -> _Loaded | None:
 
 
 def _read(path: Path) -> _Loaded:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageProblem(str(path), error.strerror or str(error)) from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise UsageProblem(str(path), f"larger than {MAX_FILE_BYTES} bytes, so it is no inventory")
-    try:
-        tree = YAML(typ="rt").load(raw.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise UsageProblem(str(path), "not UTF-8 text") from None
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        raise UsageProblem(place, f"not YAML: {error.problem or error.context}") from None
-    except (YAMLError, RecursionError, ValueError) as error:
-        raise UsageProblem(str(path), f"not YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise UsageProblem(f"{path}:1", "a mapping is expected, with version, job, token_file and nodes")
+    tree = read_tree(path, max_bytes=MAX_FILE_BYTES, what="inventory")
     try:
         return _Loaded(path, _File.model_validate(tree), tree)
     except ValidationError as error:
@@ -354,19 +343,7 @@ def _read(path: Path) -> _Loaded:
             "extra_forbidden": f"unknown key `{name}` (known: {known})",
             "missing": f"`{name}` is missing",
         }.get(first["type"], f"`{name}`: {first['msg'][:1].lower()}{first['msg'][1:]}")
-        raise UsageProblem(f"{path}:{_line(tree, where)}", reason) from None
-
-
-def _line(tree: Any, where: tuple[str | int, ...]) -> int:
-    """The line (from 1) of a key in ruamel's round-trip tree, or of its nearest parent that exists."""
-    line = 1
-    for part in where:
-        try:
-            line = tree.lc.data[part][0] + 1
-            tree = tree[part]
-        except (AttributeError, KeyError, IndexError, TypeError):
-            break
-    return line
+        raise UsageProblem(f"{path}:{line_of(tree, where)}", reason) from None
 
 
 def _some(names: Any, limit: int = 8) -> str:

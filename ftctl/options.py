@@ -83,7 +83,8 @@ def _with_shared_options(
 ) -> Callable[..., ExitCode | None]:
     """Add the options; names, defaults and help come from `described`, whose first parameter they replace.
 
-    A command with a `timeout` of its own (wait) leaves only `--agent-timeout` for that of the agents.
+    A command with a `timeout` of its own (wait) leaves only `--agent-timeout` for that of the agents; one with an
+    `own_lab` has a `--lab` of its own meaning.
     """
 
     def run(**given: Any) -> ExitCode | None:
@@ -91,7 +92,7 @@ def _with_shared_options(
 
         flags = Flags(
             inventory=given.pop("inventory"),
-            lab=given.pop("lab"),
+            lab=given.pop("lab", None),
             token_file=given.pop("token_file"),
             timeout=given.pop("agent_timeout"),
             output=given.pop("output"),
@@ -107,6 +108,8 @@ def _with_shared_options(
         "token_file": TokenOption,
         "agent_timeout": AgentTimeoutOption if "timeout" in hints else TimeoutOption,
     }
+    if "own_lab" in hints:  # chaos run, whose --lab brings one
+        del shared["lab"]
     # Keyword-only throughout: typer calls by keyword, and options with defaults may then stand before required ones.
     keyword = [
         parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own

@@ -89,6 +89,10 @@ class AgentClient:
     async def revert(self, fault: str) -> RevertAnswer:
         return await self._post(f"/v1/faults/{quote(fault, safe='')}/revert", None, RevertAnswer)
 
+    async def keepalive(self, fault: str) -> FaultView:
+        """The controller of a fault with `dead_man_s` is alive."""
+        return await self._post(f"/v1/faults/{quote(fault, safe='')}/keepalive", None, FaultView)
+
     async def revert_all(self) -> RevertAnswer:
         return await self._post("/v1/faults/revert-all", None, RevertAnswer)
 

@@ -75,6 +75,7 @@ def inventory(manifest: Manifest, nodes: Sequence[Node], credentials: Credential
     return {
         "version": 1,
         "job": manifest.options.name,
+        "environment": "lab",
         "token_file": str(credentials.mine),
         "ca_file": str(credentials.ca),
         "nodes": [{"name": node.name, "url": f"unix://{agent_socket(manifest, node)}"} for node in nodes],

@@ -1,0 +1,306 @@
+"""What each action of a playbook does. An action that cannot do it raises CliError with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agents.api.models import InjectRequest, JobState, ReplicaAction
+from ftctl.client import injection, replicas
+from ftctl.client.cluster import Snapshot
+from ftctl.durations import show
+from ftctl.errors import CliError
+from ftctl.playbook import probing
+from ftctl.playbook import schema as s
+from ftctl.playbook.expressions import Expression
+from ftctl.playbook.running import DEAD_MAN_S, ActionFailed, Run
+from ftctl.playbook.selecting import Aim, pick_replica, resolve
+
+STEP_POLL_S = 0.02  # of the job's step, while a fault waits for it: a step of the lab takes ten times as long
+STEPS_POLL_S = 0.15
+
+
+async def carry_out(run: Run, action: s.Action) -> None:
+    """Raises CliError when it fails; cancelled, it leaves nothing undone that is not in `run.live`."""
+    await _CARRY[type(action)](run, action)
+
+
+def sentence(action: Any) -> str:
+    """The action in one line."""
+    verb = next(verb for verb, kind in s.VERBS.items() if type(action) is kind)
+    if isinstance(action, s.Fault):
+        with_ = "".join(f" {name}={value}" for name, value in action.params.items())
+        at = f" {_when(action.at)}" if isinstance(action, s.Inject) and action.at else ""
+        return f"inject {action.inject}{with_} for {show(action.duration)}{at}"
+    if isinstance(action, s.Parallel):
+        return "at the same time: " + "; ".join(map(sentence, action.parallel))
+    if isinstance(action, s.Storm):
+        mix = ", ".join(f"{fault.inject} ({fault.weight:g})" for fault in action.storm.mix)
+        return f"storm of {show(action.storm.lasts)}, a fault every {show(action.storm.mtbf)} on average: {mix}"
+    if isinstance(action, s.Sleep):
+        return f"sleep {show(action.sleep)}"
+    if isinstance(action, s.Command):
+        return f"command {' '.join(action.command)}"
+    if isinstance(action, s.Steps):
+        return f"{action.steps} steps"
+    return f"{verb} {getattr(action, verb)}"
+
+
+def _when(at: s.At) -> str:
+    if at.step is not None:
+        return f"at step {at.step}"
+    return f"when {at.when}" if at.when is not None else f"after {show(at.after or 0.0)}"
+
+
+async def wait_for(run: Run, at: s.At | None) -> None:
+    """Until the moment an action asks for. Raises ActionFailed when it does not come."""
+    if at is None:
+        return
+    if at.after is not None:
+        await run.agents.world.sleep(at.after)
+    elif at.when is not None:
+        await _until(run, at.when, at.within)
+    else:
+        job = await run.job()
+        goal = job.step + int(at.step[1:]) if isinstance(at.step, str) else int(at.step or 0)
+        await _step(run, lambda: goal, at.within, STEP_POLL_S)
+
+
+async def _until(run: Run, condition: Expression, within_s: float) -> None:
+    finding = await probing.until(condition, run.agents, within_s)
+    if not finding.met:
+        raise ActionFailed("", finding.sentence)
+
+
+async def _step(run: Run, goal: Callable[[], int], within_s: float, poll_s: float) -> None:
+    clock = run.agents.world.monotonic
+    deadline = clock() + within_s
+    job: JobState | None = None
+    trouble: CliError | None = None
+    while job is None or job.step < goal():
+        if clock() >= deadline:
+            seen = f"the job is at step {job.step}" if job else str(trouble)
+            raise ActionFailed("job", f"step {goal()} was not reached within {show(within_s)}; {seen}", "ftctl status")
+        if job is not None and job.state in ("finished", "stopped"):
+            raise ActionFailed(
+                "job", f"is {job.state} at step {job.step} ({job.reason}), so step {goal()} will not come"
+            )
+        if job is not None or trouble is not None:
+            await run.agents.world.sleep(poll_s)
+        try:
+            job = await run.job()
+        except CliError as error:  # a coordinator that starts again is waited for
+            trouble = error
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+async def _inject(run: Run, action: s.Inject) -> None:
+    aim = resolve(action.target, await run.snapshot(), run.rng)
+    await wait_for(run, action.at)
+    fault = await inject(run, action, aim, action.reason)
+    if action.name and fault:
+        run.named.setdefault(action.name, []).append(fault)
+
+
+def request_for(fault: s.Fault, aim: Aim, reason: str, *, dry_run: bool = False) -> InjectRequest:
+    params = dict(fault.params)
+    if aim.rank is not None:
+        params["rank"] = aim.rank
+    return InjectRequest(
+        kind=fault.inject,
+        nic=aim.nic or None,
+        replica=aim.replica or None if not aim.nic else None,
+        duration_s=fault.duration,
+        reason=reason,
+        params=params,
+        request_id=injection.new_request_id(),
+        dry_run=dry_run,
+        allow_last_rail=fault.allow_last_rail,
+        dead_man_s=DEAD_MAN_S,
+    )
+
+
+async def inject(run: Run, fault: s.Fault, aim: Aim, reason: str) -> str:
+    """The fault's id. A request under way is not cut short: whether it injected must be known."""
+    if not aim.node:
+        raise ActionFailed(f"inject {fault.inject}", "where? the target names neither a node nor a replica")
+    incident = run.begin(fault.inject, aim)
+    request = request_for(fault, aim, reason or run.reason)
+    sent = asyncio.ensure_future(injection.inject(run.agents, {aim.node: request}))
+    cancelled = False
+    while not sent.done():
+        try:
+            await asyncio.shield(sent)
+        except asyncio.CancelledError:
+            cancelled = True  # once more round: it has a deadline of its own
+    outcome = sent.result()
+    run.took(outcome)
+    incident.reached = run.agents.world.monotonic() - incident.mono
+    error = outcome.errors.get(aim.node)
+    made = outcome.faults.get(aim.node)
+    incident.fault = made.id if made else ""
+    run.journal.write(
+        "action",
+        what="inject",
+        incident=incident.number,
+        fault=incident.fault,
+        fault_kind=fault.inject,
+        target=str(aim),
+        params=request.params,
+        state=made.state.value if made else "",
+        detail=made.detail if made else str(error),
+        took_s=round(incident.reached, 6),
+    )
+    if cancelled:
+        raise asyncio.CancelledError
+    if error is not None:
+        raise error
+    if trouble := outcome.troubled():
+        raise injection.still_there(trouble[0])
+    run.say(f"{fault.inject} {aim}: {made.detail or made.state.value}" if made else f"{fault.inject} {aim}")
+    return incident.fault
+
+
+async def _revert(run: Run, action: s.Revert) -> None:
+    await wait_for(run, action.at)
+    ids = None if action.revert == "all" else run.named.get(action.revert, [])
+    errors = await run.revert(ids)
+    if errors:
+        raise errors[0]
+    run.say("faults are taken back" if ids is None else f"{action.revert} is taken back")
+
+
+async def _storm(run: Run, action: s.Storm) -> None:
+    """Faults that are refused, by a guard or because no target is left, are the storm's limits, not its failure."""
+    plan, clock = action.storm, run.agents.world.monotonic
+    end = clock() + plan.lasts
+    weights = [fault.weight for fault in plan.mix]
+    while True:
+        pause = run.rng.expovariate(1.0 / plan.mtbf)
+        if clock() + pause >= end:
+            await run.agents.world.sleep(max(0.0, end - clock()))
+            return
+        await run.agents.world.sleep(pause)
+        fault = run.rng.choices(plan.mix, weights)[0]
+        try:
+            aim = resolve(fault.target, await run.snapshot(), run.rng)
+            await inject(run, fault, aim, "")
+        except CliError as error:
+            if run.unknown or error.code == 5:
+                raise
+            run.journal.write("note", text=f"{fault.inject}: {error}")
+            run.say(f"{fault.inject}: {error}")
+
+
+# --- replicas --------------------------------------------------------------------------------------------------------
+
+
+async def _member(run: Run, verb: str, who: str, action: Any, goal: str, *, rejoin: bool = True) -> None:
+    await wait_for(run, action.at)
+    snapshot = await run.snapshot()
+    name = pick_replica(who, snapshot, run.rng)
+    before = replicas.find(snapshot.job, name) if snapshot.job else None
+    incident = run.begin(verb, Aim(replica=name))
+    request = ReplicaAction(reason=action.reason or run.reason, rejoin=rejoin)
+    answer = await replicas.act(run.agents, snapshot, verb, name, request)
+    run.journal.write("action", what=verb, incident=incident.number, target=name, detail=answer.text)
+    if action.wait:
+        life = before.incarnation if before else 0
+
+        def there(state: Any) -> bool:
+            gone = verb == "evict" and (state.state in ("evicted", "unreachable") or state.incarnation > life)
+            return state.state == goal or gone
+
+        await replicas.until(run.agents, name, there, goal=goal, timeout_s=action.timeout, or_spare=verb == "rejoin")
+    run.say(f"{verb} {name}: {answer.text or 'done'}")
+
+
+async def _drain(run: Run, action: s.Drain) -> None:
+    await _member(run, "drain", action.drain, action, "drained")
+
+
+async def _evict(run: Run, action: s.Evict) -> None:
+    await _member(run, "evict", action.evict, action, "evicted", rejoin=action.rejoin)
+
+
+async def _rejoin(run: Run, action: s.Rejoin) -> None:
+    await _member(run, "rejoin", action.rejoin, action, "contributing")
+
+
+# --- waiting and asking ----------------------------------------------------------------------------------------------
+
+
+async def _wait(run: Run, action: s.Wait) -> None:
+    await _until(run, action.wait, action.timeout)
+    run.say(f"{action.wait}")
+
+
+async def _ensure(run: Run, action: s.Ensure) -> None:
+    wanted = {
+        c.fact.removeprefix("replica.").removesuffix(".state")
+        for c in action.ensure.comparisons
+        if c.fact.startswith("replica.") and c.fact.endswith(".state") and (c.op, c.value) == ("==", "contributing")
+    }
+    asked: set[tuple[str, int]] = set()
+
+    async def bring_back(snapshot: Snapshot) -> None:
+        for state in snapshot.job.replicas if snapshot.job else ():
+            if (
+                state.name in wanted
+                and state.state in ("drained", "evicted")
+                and (state.name, state.incarnation) not in asked
+            ):
+                asked.add((state.name, state.incarnation))
+                try:
+                    await replicas.act(run.agents, snapshot, "rejoin", state.name, ReplicaAction(reason=run.reason))
+                except CliError as error:
+                    run.journal.write("note", text=f"rejoin {state.name}: {error}")
+
+    finding = await probing.until(action.ensure, run.agents, action.timeout, bring_back)
+    if not finding.met:
+        raise ActionFailed("", finding.sentence)
+
+
+async def _steps(run: Run, action: s.Steps) -> None:
+    job = await run.job()
+    await _step(run, lambda: job.step + action.steps, action.timeout, STEPS_POLL_S)
+
+
+async def _sleep(run: Run, action: s.Sleep) -> None:
+    await run.agents.world.sleep(action.sleep)
+
+
+async def _probe(run: Run, action: Any) -> None:
+    finding = await probing.holds(action, run.agents)
+    run.journal.write("action", what="probe", target=sentence(action), met=finding.met, detail=finding.sentence)
+    if not finding.met:
+        raise ActionFailed("", finding.sentence)
+
+
+async def _parallel(run: Run, action: s.Parallel) -> None:
+    """All of them; what one fails at does not cut the others short, since that would leave things half done."""
+    results = await asyncio.gather(*(carry_out(run, inner) for inner in action.parallel), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+_CARRY: dict[type[Any], Callable[[Run, Any], Awaitable[None]]] = {
+    s.Inject: _inject,
+    s.Revert: _revert,
+    s.Drain: _drain,
+    s.Evict: _evict,
+    s.Rejoin: _rejoin,
+    s.Wait: _wait,
+    s.Ensure: _ensure,
+    s.Steps: _steps,
+    s.Sleep: _sleep,
+    s.Expect: _probe,
+    s.Command: _probe,
+    s.Http: _probe,
+    s.Parallel: _parallel,
+    s.Storm: _storm,
+}

@@ -1,0 +1,337 @@
+"""Runs playbooks one after the other, on a cluster that is there or in a lab of their own, and judges each."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ftctl.client.cluster import Agents, Cluster
+from ftctl.context import World
+from ftctl.errors import CliError, UsageProblem
+from ftctl.exit_codes import ExitCode, most_urgent
+from ftctl.lab import analysis, lifecycle
+from ftctl.lab.interrupts import interruptible, uninterrupted
+from ftctl.lab.journal import Journals, read_all
+from ftctl.lab.layout import LabOptions
+from ftctl.lab.lifecycle import Lab
+from ftctl.lab.paths import UnsafeDirectory, ensure_private, state_dir
+from ftctl.lab.progress import Progress
+from ftctl.lab.ready import connect, wait_until_training
+from ftctl.playbook import engine, judging, measuring
+from ftctl.playbook.engine import ENDINGS, Result
+from ftctl.playbook.journal import SCHEMA, Journal, JournalError
+from ftctl.playbook.measuring import Cost
+from ftctl.playbook.reading import Loaded
+from ftctl.playbook.schema import Playbook
+
+LAB = "lab"  # the environment of a lab
+SETTLE_S = 0.5  # for the last lines of the replicas' journals
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the runs of one command share. `lab` None: a cluster that was there before."""
+
+    world: World
+    out: Path | None
+    seed: int
+    environment: str
+    talk: Progress
+    lab: Lab | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A playbook that was run, judged. `word`: passed, missed (an objective), or one of engine.ENDINGS."""
+
+    name: str
+    directory: Path
+    word: str
+    code: ExitCode
+    reason: str
+    hint: str
+    judged: list[judging.Judged] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.word == "passed"
+
+
+def overall(runs: Sequence[Finished]) -> ExitCode:
+    return most_urgent(run.code for run in runs)
+
+
+def runs_dir() -> Path:
+    return state_dir() / "chaos"
+
+
+def on_cluster(
+    cluster: Cluster, books: Sequence[Loaded], out: Path | None, seed: int, talk: Progress
+) -> list[Finished]:
+    """Raises CliError when nothing could be begun."""
+    finished: list[Finished] = []
+    stage = Stage(cluster.world, out, seed, cluster.inventory.environment, talk)
+    with _alone(cluster.inventory.job):
+        for book in books:
+
+            async def session(agents: Agents, book: Loaded = book) -> Finished:
+                return await _one(stage, book, agents)
+
+            finished.append(cluster.run(session))
+            talk.done(f"{book.name}: {finished[-1].word}")
+            if finished[-1].code in (ExitCode.INTERRUPTED, ExitCode.IN_FORCE):
+                break
+    return finished
+
+
+def in_labs(world: World, books: Sequence[Loaded], out: Path | None, seed: int, talk: Progress) -> list[Finished]:
+    """Playbooks of the same lab share one, as long as all goes well in it. The labs go when this process does."""
+    finished: list[Finished] = []
+    lab: Lab | None = None
+    options: LabOptions | None = None
+    try:
+        with interruptible():
+            for number, book in enumerate(books):
+                wanted = lab_options(book.playbook, f"chaos-{os.getpid()}-{number}")
+                if lab is None or options is None or not _same(options, wanted):
+                    _remove(lab)
+                    lab = None
+                    talk.now(f"{book.name}: making a lab")
+                    lab = lifecycle.bring_up(
+                        wanted,
+                        lambda new: world.run(wait_until_training(world, new, talk.now)),
+                        progress=talk.now,
+                        announce=False,
+                    )
+                    options = wanted
+                    talk.done(f"lab {lab.name} is up")
+                stage = Stage(world, out, seed, LAB, talk, lab)
+
+                async def session(book: Loaded = book, stage: Stage = stage, lab: Lab = lab) -> Finished:
+                    async with connect(world, lab) as agents:
+                        return await _one(stage, book, agents)
+
+                finished.append(world.run(session()))
+                talk.done(f"{book.name}: {finished[-1].word}")
+                if finished[-1].code is ExitCode.INTERRUPTED:
+                    break
+                if not finished[-1].passed:
+                    kept = lifecycle.keep_logs(lab.paths)
+                    if kept is not None:
+                        talk.done(f"logs of {lab.name}: {kept}")
+                    _remove(lab)
+                    lab = None
+    finally:
+        _remove(lab)
+    return finished
+
+
+def lab_options(playbook: Playbook, name: str) -> LabOptions:
+    return LabOptions(name=name, **playbook.lab.model_dump())
+
+
+def _same(one: LabOptions, other: LabOptions) -> bool:
+    return {**_fields(one), "name": ""} == {**_fields(other), "name": ""}
+
+
+def _fields(options: LabOptions) -> dict[str, object]:
+    return {name: getattr(options, name) for name in options.__struct_fields__}
+
+
+def _remove(lab: Lab | None) -> None:
+    if lab is None:
+        return
+    with uninterrupted():
+        left = lifecycle.take_down(lab.name)
+        lab.forget_process()
+    if left is not None and left.lines():
+        raise CliError(
+            f"lab {lab.name}", f"still there: {'; '.join(left.lines())}", f"ftctl lab down --name {lab.name}"
+        )
+
+
+async def _one(stage: Stage, book: Loaded, agents: Agents) -> Finished:
+    """Play one playbook and judge it."""
+    world, lab = stage.world, stage.lab
+    directory = _directory(world, stage.out, book.name)
+    begun = world.monotonic()
+    journal = Journal(directory / "journal.jsonl", lambda: (world.unix_time(), world.monotonic()))
+    with ExitStack() as stack:
+        stack.callback(journal.close)
+        playbook = book.playbook
+        journal.write(
+            "run",
+            schema=SCHEMA,
+            name=playbook.name,
+            description=playbook.description,
+            tags=playbook.tags,
+            file=str(book.path),
+            seed=stage.seed,
+            environment=stage.environment,
+            job=agents.inventory.job,
+            repeat=playbook.repeat,
+            vars=playbook.vars,
+            lab=playbook.lab.model_dump() if lab is not None else None,
+        )
+        with suppress(OSError):
+            shutil.copy(book.path, directory / "playbook.yaml")
+
+        def say(text: str) -> None:
+            stage.talk.now(f"{playbook.name}: {text}")
+
+        result = await engine.play(playbook, agents, journal, seed=stage.seed, environment=stage.environment, say=say)
+        finished = await _judge(playbook, result, agents, journal, stage.lab)
+        finished = replace(finished, seconds=world.monotonic() - begun)
+        with suppress(JournalError):
+            for cost in finished.costs:
+                journal.write("measured", **_cost_document(cost))
+            journal.write(
+                "verdict",
+                passed=finished.passed,
+                word=finished.word,
+                code=int(finished.code),
+                reason=finished.reason,
+                hint=finished.hint,
+                seconds=round(finished.seconds, 3),
+                objectives=[judging.document(judged) for judged in finished.judged],
+            )
+    return finished
+
+
+async def _judge(playbook: Playbook, result: Result, agents: Agents, journal: Journal, lab: Lab | None) -> Finished:
+    directory = journal.path.parent
+    windows = measuring.windows(journal.records)
+    whole: dict[str, float | None] = {}
+    why_not: dict[str, str] = {}
+    if lab is not None:
+        time.sleep(SETTLE_S)  # noqa: ASYNC251 - nothing else is to be done meanwhile
+        journals = read_all(lab.paths.journal)
+        names = sorted(journals.by_replica)
+        costs = [measuring.from_journals(journals, window, names) for window in windows]
+        whole["loss_delta"] = _loss_delta(journals, result)
+        _keep(lab, directory)
+    else:
+        stalls = []
+        with suppress(CliError):
+            stalls = (await agents.any_agent(lambda client: client.job())).stalls
+        costs = [measuring.from_stalls(stalls, window) for window in windows]
+        why_not["loss_delta"] = "only the replicas' journals tell, and they are not on this machine"
+    events = [record["event"] for record in journal.records if record["kind"] == "event"]
+    whole["diverged"] = float(sum(event["kind"] in ("replica.diverged", "job.diverged") for event in events))
+    whole["effective_time"], why = _effective(journal)
+    if why:
+        why_not["effective_time"] = why
+    judged = judging.judge(playbook.objectives, costs, whole=whole, why_not=why_not)
+    ended = result.ended
+    if ended.how != "completed":
+        return Finished(
+            playbook.name, directory, ended.how, ENDINGS[ended.how], ended.reason, ended.hint, judged, costs
+        )
+    missed = [objective for objective in judged if not objective.met]
+    if missed:
+        said = "; ".join(_missed(objective) for objective in missed)
+        return Finished(playbook.name, directory, "missed", ExitCode.FAILED, said, "", judged, costs)
+    return Finished(playbook.name, directory, "passed", ExitCode.OK, "", "", judged, costs)
+
+
+def _missed(judged: judging.Judged) -> str:
+    if judged.measured is None or judged.reason:
+        return f"{judged.name}: {judged.reason or 'not measured'}"
+    return f"{judged.name}: {judged.measured:.4g}, and {judged.limit:g} is the limit"
+
+
+def _effective(journal: Journal) -> tuple[float | None, str]:
+    """The share of the time that went into training, by the coordinator's own account, over the method."""
+    shares = [r["effective"] for r in journal.records if r["kind"] == "sample" and r.get("effective") is not None]
+    if len(shares) < 2:
+        return None, "this coordinator keeps no account of its time"
+    (total0, good0), (total1, good1) = shares[0], shares[-1]
+    return ((good1 - good0) / (total1 - total0), "") if total1 > total0 else (None, "no step was committed")
+
+
+def _loss_delta(journals: Journals, result: Result) -> float | None:
+    if result.method_time is None:
+        return None
+    start, end = result.method_time
+    before: list[float] = []
+    after: list[float] = []
+    for name in journals.by_replica:
+        lines = [line for line in analysis.step_lines(journals, name) if line.loss is not None]
+        before += [line.loss or 0.0 for line in lines if (line.t_commit or 0.0) < start][-5:]
+        after += [line.loss or 0.0 for line in lines if start <= (line.t_commit or 0.0) <= end][-5:]
+    return sum(after) / len(after) - sum(before) / len(before) if before and after else None
+
+
+def _keep(lab: Lab, directory: Path) -> None:
+    """The replicas' own journals are evidence: beside the run's."""
+    with suppress(OSError):
+        shutil.copytree(lab.paths.journal, directory / "replicas", dirs_exist_ok=True)
+
+
+def _cost_document(cost: Cost) -> dict[str, object]:
+    return {
+        "incident": cost.incident,
+        "what": cost.what,
+        "aim": cost.aim,
+        "repeat": cost.repeat,
+        "detect_ms": cost.detect_ms,
+        "stall_ms": cost.stall_ms,
+        "rejoin_s": cost.rejoin_s,
+        "steps_lost": cost.steps_lost,
+        "missing": cost.missing,
+    }
+
+
+def _directory(world: World, out: Path | None, name: str) -> Path:
+    """A new directory for a run: STAMP-NAME. Raises CliError."""
+    parent = out if out is not None else runs_dir()
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(world.unix_time()))
+    try:
+        if out is None:
+            ensure_private(parent)
+        else:
+            parent.mkdir(parents=True, exist_ok=True)
+        for number in range(1000):
+            path = parent / f"{stamp}-{re.sub('[^a-z0-9._-]', '-', name)}{f'-{number}' if number else ''}"
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+    except UnsafeDirectory as error:
+        raise UsageProblem(str(parent), str(error), "--out DIR puts it elsewhere") from None
+    except OSError as error:
+        raise CliError(str(parent), error.strerror or str(error), "--out DIR puts it elsewhere") from None
+    raise CliError(str(parent), "too many runs of this second")
+
+
+@contextmanager
+def _alone(job: str) -> Iterator[None]:
+    """One controller a job and user at a time: two would take each other's faults for the cluster's."""
+    try:
+        ensure_private(runs_dir())
+        handle = os.open(
+            runs_dir() / f".lock-{re.sub('[^a-z0-9._-]', '-', job)}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+    except (OSError, UnsafeDirectory) as error:
+        raise CliError(str(runs_dir()), str(error), "FTCTL_STATE_DIR moves it elsewhere") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise CliError(
+            f"job {job}", "another `ftctl chaos run` of yours is at it", "wait for it", ExitCode.REFUSED
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(handle)

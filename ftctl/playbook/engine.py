@@ -1,0 +1,253 @@
+"""Carries a playbook out: steady state -> method -> steady state, as often as it says -> clean-up, always.
+
+Whatever ends the method (an action that fails, a stop condition, a time-out, Ctrl-C, a full disk under the journal),
+the clean-up follows: the playbook's own, then every fault of this run is taken back, and looked for. If this process is
+killed, the agents take its faults back themselves: every fault has a dead-man time that only `keep_alive` renews.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+
+from agents.api.models import EventRecord
+from ftctl.client import events, injection
+from ftctl.client.cluster import Agents, Snapshot
+from ftctl.durations import show
+from ftctl.errors import CliError
+from ftctl.exit_codes import ExitCode
+from ftctl.playbook import actions, probing
+from ftctl.playbook.expressions import evaluate
+from ftctl.playbook.facts import Facts
+from ftctl.playbook.journal import Journal, JournalError
+from ftctl.playbook.running import Incident, Run
+from ftctl.playbook.schema import Playbook, Probe
+
+SAMPLE_S = 0.25
+CLEAN_UP_WITHIN_S = 300.0
+STEADY_AFTER_S = 60.0  # how long the steady state may take to come back, where its conditions give no time
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended. `how` is one word of ENDINGS."""
+
+    how: str
+    reason: str = ""
+    hint: str = ""
+
+
+# how a run can end, before anything is measured -> exit code
+ENDINGS: dict[str, ExitCode] = {
+    "completed": ExitCode.OK,
+    "failed": ExitCode.FAILED,
+    "no-steady-state": ExitCode.NO_STEADY_STATE,
+    "stopped": ExitCode.STOPPED,
+    "in-force": ExitCode.IN_FORCE,
+    "unreachable": ExitCode.UNREACHABLE,
+    "refused": ExitCode.REFUSED,
+    "interrupted": ExitCode.INTERRUPTED,
+}
+
+
+@dataclass
+class Result:
+    ended: Ended
+    incidents: list[Incident]
+    method_time: tuple[float, float] | None = None  # monotonic seconds
+    leftovers: list[CliError] = field(default_factory=list)
+
+
+async def play(
+    playbook: Playbook, agents: Agents, journal: Journal, *, seed: int, environment: str, say: Callable[[str], None]
+) -> Result:
+    """Never raises for what happens to the cluster: the Result says it."""
+    run = Run(agents, journal, Random(f"{seed}/{playbook.name}"), say, reason=f"playbook {playbook.name}")
+    result = Result(Ended("failed", "not begun"), run.incidents)
+    if environment not in playbook.environments:
+        allowed = ", ".join(playbook.environments)
+        why = f"this cluster's environment is {environment or 'not named'}, and the playbook is for {allowed}"
+        result.ended = Ended("refused", why, "name it with `environment:` in the inventory, or in the playbook")
+        return result
+    with injection.deferred("interrupted: cleaning up (a moment) ...", agents) as interrupt:
+        alive = asyncio.ensure_future(run.keep_alive())
+        first: list[EventRecord] = []
+        begun = agents.world.unix_time()
+        try:
+            finding = await _steady(playbook.steady_state, run, 0.0)
+            if finding:
+                result.ended = Ended("no-steady-state", finding, "ftctl status")
+                return result
+            start = agents.world.monotonic()
+            work = asyncio.ensure_future(_repeats(playbook, run))
+            watch = asyncio.ensure_future(_watch(playbook, run))
+            broken = asyncio.ensure_future(_interrupted(interrupt))
+            result.ended = await _first_end(work, watch, broken, playbook.timeout)
+            result.method_time = (start, agents.world.monotonic())
+        except JournalError as error:
+            result.ended = Ended("failed", str(error), error.hint)
+        finally:
+            say("cleaning up")
+            result.leftovers = await _clean_up(playbook, run)
+            alive.cancel()
+            with suppress(asyncio.CancelledError):
+                await alive
+            first += await _events_since(agents, begun)
+            with suppress(JournalError):
+                for event in first:
+                    journal.write("event", event=event.model_dump(mode="json", exclude={"evidence"}))
+        if interrupt.set and result.ended.how != "interrupted":
+            result.ended = Ended("interrupted", "Ctrl-C")
+        if result.leftovers:
+            result.ended = Ended("in-force", str(result.leftovers[0]), result.leftovers[0].hint)
+    return result
+
+
+async def _first_end(
+    work: asyncio.Future[None], watch: asyncio.Future[str], broken: asyncio.Future[None], timeout_s: float
+) -> Ended:
+    """Whichever comes first ends the method; the others are cancelled, and waited for."""
+    tasks = (work, watch, broken)
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        settled = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in settled:
+        if isinstance(outcome, JournalError):
+            raise outcome
+    if broken in done:
+        return Ended("interrupted", "Ctrl-C")
+    if watch in done:
+        outcome = settled[1]
+        return Ended("stopped", outcome) if isinstance(outcome, str) else _why(outcome)
+    if work in done:
+        return Ended("completed") if settled[0] is None else _why(settled[0])
+    return Ended("failed", f"not done within {show(timeout_s)} (timeout)")
+
+
+def _why(error: BaseException | str | None) -> Ended:
+    if isinstance(error, CliError):
+        how = {
+            ExitCode.REFUSED: "refused",
+            ExitCode.UNREACHABLE: "unreachable",
+            ExitCode.IN_FORCE: "in-force",
+        }.get(error.code, "failed")
+        return Ended(how, str(error), error.hint)
+    if isinstance(error, BaseException):
+        raise error
+    return Ended("failed", str(error))
+
+
+async def _repeats(playbook: Playbook, run: Run) -> None:
+    """The method as often as the playbook says, the steady state after each. Raises CliError."""
+    for number in range(playbook.repeat):
+        run.repeat = number
+        if playbook.repeat > 1:
+            run.say(f"round {number + 1} of {playbook.repeat}")
+        for action in playbook.method:
+            run.journal.write("note", text=actions.sentence(action), repeat=number)
+            await actions.carry_out(run, action)
+        finding = await _steady(playbook.steady_state, run, STEADY_AFTER_S)
+        if finding:
+            raise CliError("steady state", f"did not come back: {finding}", "ftctl status")
+
+
+async def _steady(probes: list[Probe], run: Run, within_s: float) -> str:
+    """Empty if all probes hold, else the first that does not."""
+    for probe in probes:
+        patient = probe
+        if within_s and getattr(probe, "within", 1.0) == 0.0:
+            patient = probe.model_copy(update={"within": within_s})
+        finding = await probing.holds(patient, run.agents)
+        run.journal.write(
+            "hypothesis",
+            probe=actions.sentence(probe),
+            met=finding.met,
+            detail=finding.sentence,
+            repeat=run.repeat,
+            when="after" if within_s else "before",
+        )
+        if not finding.met:
+            return finding.sentence
+    return ""
+
+
+async def _watch(playbook: Playbook, run: Run) -> str:
+    """Samples the cluster for the report; returns when a stop condition holds, with the sentence why."""
+    since: dict[int, float] = {}
+    while True:
+        snapshot = await run.snapshot()
+        now = run.agents.world.monotonic()
+        run.journal.write("sample", **_sample(snapshot))
+        for index, stop in enumerate(playbook.stop_if):
+            finding = evaluate(stop.expect, Facts(snapshot))
+            if not finding.met:
+                since.pop(index, None)
+            elif now - since.setdefault(index, now) >= stop.within:
+                return f"stop condition {stop.expect}: {finding.sentence}"
+        await run.agents.world.sleep(SAMPLE_S)
+
+
+def _sample(snapshot: Snapshot) -> dict[str, object]:
+    """What the report's timeline is drawn from."""
+    job = snapshot.job
+    look = Facts(snapshot)
+    found: dict[str, object] = {"rails_down": look("rails.down"), "faults": look("faults.active")}
+    if job is not None:
+        losses = [r.loss for r in job.replicas if r.state == "contributing" and r.loss is not None]
+        found |= {
+            "step": job.step,
+            "epoch": f"{job.term}.{job.epoch}",
+            "state": job.state,
+            "contributors": len(job.contributors),
+            "replicas": {replica.name: replica.state for replica in job.replicas},
+            "step_ms": job.step_ms_median,
+            "loss": sum(losses) / len(losses) if losses else None,
+        }
+    return found
+
+
+async def _interrupted(interrupt: injection.Interrupt) -> None:
+    while not interrupt.set:
+        await asyncio.sleep(0.05)
+
+
+async def _clean_up(playbook: Playbook, run: Run) -> list[CliError]:
+    """The playbook's own clean-up, then every fault of this run. Returns what may still be in force."""
+
+    async def own() -> None:
+        for action in playbook.cleanup:
+            try:
+                await actions.carry_out(run, action)
+            except JournalError:
+                pass
+            except CliError as error:
+                run.say(f"clean-up: {error}")
+                with suppress(JournalError):
+                    run.journal.write("note", text=f"clean-up: {actions.sentence(action)}: {error}")
+
+    try:
+        await asyncio.wait_for(own(), CLEAN_UP_WITHIN_S)
+    except asyncio.TimeoutError:
+        run.say(f"clean-up: not done within {show(CLEAN_UP_WITHIN_S)}")
+    errors: list[CliError] = []
+    try:
+        errors = await run.revert()
+    except JournalError:
+        errors = [injection.still_there(fault) for fault in run.live.values()]
+    return [*errors, *run.unknown]
+
+
+async def _events_since(agents: Agents, since: float) -> list[EventRecord]:
+    nodes = [node.name for node in agents.inventory.nodes]
+    try:
+        found, _ = await events.everything(agents, nodes, coordinator=True)
+    except CliError:
+        return []
+    return [event for event in found if event.time >= since - 1.0][-5000:]

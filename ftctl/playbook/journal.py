@@ -1,0 +1,100 @@
+"""What a run did and saw, as JSON lines. Each line is on disk (fsync) before the run goes on: a report can be made of a
+run whose controller died, and nothing that was injected is missing from it.
+
+Records have `kind`, `time` (Unix seconds) and `mono` (the controller's monotonic clock); the rest depends on the kind:
+run, hypothesis, action, incident, sample, event, measured, verdict, note, end. Readers ignore what they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from ftctl.errors import CliError, UsageProblem
+
+SCHEMA = 1
+Record = dict[str, Any]
+MAX_LINE = 1024 * 1024
+
+
+class Journal:
+    """Appends records. A disk that is full stops the experiment (JournalError), not its clean-up."""
+
+    def __init__(self, path: Path, now: Callable[[], tuple[float, float]]) -> None:
+        """`now` gives (Unix seconds, monotonic seconds). Raises CliError when the file cannot be made."""
+        self.path = path
+        self.records: list[Record] = []
+        self._now = now
+        self._file: TextIO | None
+        try:
+            self._file = path.open("x", encoding="utf-8")
+        except OSError as error:
+            raise CliError(f"journal {path}", error.strerror or str(error), "--out DIR puts it elsewhere") from None
+
+    def write(self, kind: str, **more: Any) -> Record:
+        """Raises JournalError when the line is not safely on disk; the record is in `records` all the same."""
+        time, mono = self._now()
+        record: Record = {"kind": kind, "time": round(time, 6), "mono": round(mono, 6), **more}
+        self.records.append(record)
+        if self._file is None:
+            return record
+        try:
+            self._file.write(json.dumps(record, default=str) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError:
+                pass
+            raise JournalError(self.path, error) from None
+        return record
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError:
+                pass
+
+
+class JournalError(CliError):
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"journal {path}",
+            f"{error.strerror or error}: the run is ended and cleaned up",
+            "df -h; --out DIR puts it elsewhere",
+        )
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a run; its directory or its journal.jsonl. Raises UsageProblem."""
+    file = path / "journal.jsonl" if path.is_dir() else path
+    try:
+        with file.open("rb") as stream:
+            lines = stream.readlines(256 * MAX_LINE)
+    except OSError as error:
+        raise UsageProblem(str(file), error.strerror or str(error), "ftctl chaos list --runs") from None
+    records: list[Record] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                break  # the controller was killed while it wrote this
+            raise UsageProblem(f"{file}:{number}", "not a line of a journal") from None
+        if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+            raise UsageProblem(f"{file}:{number}", "not a line of a journal")
+        records.append(record)
+    if not records or records[0]["kind"] != "run":
+        raise UsageProblem(str(file), "no journal of a run", "ftctl chaos list --runs")
+    if records[0].get("schema") != SCHEMA:
+        raise UsageProblem(str(file), f"a journal of schema {records[0].get('schema')}; this ftctl reads {SCHEMA}")
+    return records

@@ -1,0 +1,111 @@
+"""`ftctl chaos plan`: all reads and checks that a run would make, and nothing else. Says what would be done where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from agents.api.models import ReplicaAction
+from ftctl.client import injection, replicas
+from ftctl.client.cluster import Agents, Snapshot
+from ftctl.errors import CliError
+from ftctl.exit_codes import ExitCode, most_urgent
+from ftctl.playbook import schema as s
+from ftctl.playbook.actions import request_for, sentence
+from ftctl.playbook.expressions import evaluate
+from ftctl.playbook.facts import Facts
+from ftctl.playbook.schema import Playbook
+from ftctl.playbook.selecting import Aim, pick_replica, resolve
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that would be done. `code` other than OK: it would not go through, and `says` why."""
+
+    phase: str  # steady state | method | clean-up
+    what: str
+    where: str
+    says: str
+    code: ExitCode = ExitCode.OK
+
+
+async def plan(playbook: Playbook, agents: Agents, *, seed: int, environment: str) -> list[Line]:
+    snapshot = await agents.snapshot()
+    rng = Random(f"{seed}/{playbook.name}")
+    lines: list[Line] = []
+    if environment not in playbook.environments:
+        why = f"refused: this cluster's environment is {environment or 'not named'}"
+        lines.append(Line("environment", ", ".join(playbook.environments), "", why, ExitCode.REFUSED))
+    lines += [_probe(probe, snapshot) for probe in playbook.steady_state]
+    for action in playbook.method:
+        lines += await _action("method", action, snapshot, agents, rng)
+    for action in playbook.cleanup:
+        lines += await _action("clean-up", action, snapshot, agents, rng)
+    lines.append(Line("clean-up", "revert every fault of this run", "", "always"))
+    return lines
+
+
+def _probe(probe: Any, snapshot: Snapshot) -> Line:
+    if not isinstance(probe, s.Expect):
+        return Line("steady state", sentence(probe), "this machine", "not tried in a plan")
+    finding = evaluate(probe.expect, Facts(snapshot))
+    code = ExitCode.OK if finding.met else ExitCode.NO_STEADY_STATE
+    return Line(
+        "steady state", str(probe.expect), "", finding.sentence if finding.met else f"not met: {finding.sentence}", code
+    )
+
+
+async def _action(phase: str, action: Any, snapshot: Snapshot, agents: Agents, rng: Random) -> list[Line]:
+    if isinstance(action, s.Parallel):
+        return [line for inner in action.parallel for line in await _action(phase, inner, snapshot, agents, rng)]
+    if isinstance(action, s.Storm):
+        first = Line(phase, sentence(action), "", "each of the mix, as it would be now:")
+        return [first, *[await _fault(phase, fault, snapshot, agents, rng) for fault in action.storm.mix]]
+    if isinstance(action, s.Fault):
+        return [await _fault(phase, action, snapshot, agents, rng)]
+    for verb in ("drain", "evict", "rejoin"):
+        if type(action) is s.VERBS[verb]:
+            return [await _member(phase, verb, action, snapshot, agents=agents, rng=rng)]
+    where = "this machine" if isinstance(action, s.Command | s.Http) else ""
+    return [Line(phase, sentence(action), where, "")]
+
+
+async def _fault(phase: str, fault: s.Fault, snapshot: Snapshot, agents: Agents, rng: Random) -> Line:
+    what = sentence(fault) if type(fault) in s.VERBS.values() else f"inject {fault.inject}"
+    aim = Aim()
+    try:
+        aim = resolve(fault.target, snapshot, rng)
+        if not aim.node:
+            raise CliError("", "where? the target names neither a node nor a replica", code=ExitCode.USAGE)
+        request = request_for(fault, aim, "plan", dry_run=True)
+        outcome = await injection.inject(agents, {aim.node: request})
+        if error := outcome.errors.get(aim.node):
+            raise error
+    except CliError as error:
+        return Line(phase, what, str(aim), str(error), error.code)
+    view = outcome.faults[aim.node]
+    undo = f"undo: {'; '.join(view.undo)}" if view.undo else "irreversible" if view.irreversible else ""
+    return Line(phase, what, str(aim), undo or "the agent would do it")
+
+
+async def _member(phase: str, verb: str, action: Any, snapshot: Snapshot, *, agents: Agents, rng: Random) -> Line:
+    name = who = getattr(action, verb)
+    try:
+        name = pick_replica(who, snapshot, rng)
+        if verb == "rejoin":
+            return Line(phase, f"rejoin {name}", name, "after what stands before it")
+        request = ReplicaAction(reason="plan", dry_run=True, rejoin=getattr(action, "rejoin", True))
+        answer = await replicas.act(agents, snapshot, verb, name, request)
+    except CliError as error:
+        return Line(phase, f"{verb} {who}", name, str(error), error.code)
+    return Line(phase, f"{verb} {who}", name, answer.text or "the coordinator would do it")
+
+
+def worst(lines: Sequence[Line]) -> ExitCode:
+    return most_urgent(line.code for line in lines)
+
+
+def document(line: Line) -> dict[str, str | int]:
+    return {"phase": line.phase, "what": line.what, "where": line.where, "says": line.says, "code": int(line.code)}

@@ -1,0 +1,123 @@
+"""The state of a run that its actions share: agents, journal, what was injected, when which incident began."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from agents.api.models import FaultView, JobState
+from ftctl.client import injection
+from ftctl.client.agent import AgentClient
+from ftctl.client.cluster import Agents, Snapshot
+from ftctl.errors import AgentRefused, CliError
+from ftctl.exit_codes import ExitCode
+from ftctl.playbook.journal import Journal
+from ftctl.playbook.selecting import Aim
+
+DEAD_MAN_S = 10.0  # agents take faults back when this controller is silent for so long
+KEEPALIVE_S = 2.5
+
+
+class ActionFailed(CliError):
+    """An action of the method did not do what it should."""
+
+
+@dataclass
+class Incident:
+    """Something done to the cluster on purpose. Times are the controller's: Unix and monotonic seconds."""
+
+    number: int
+    kind: str
+    aim: Aim
+    repeat: int
+    time: float
+    mono: float
+    fault: str = ""
+    reached: float | None = None  # seconds until the agent said that it is in force
+
+
+@dataclass
+class Run:
+    agents: Agents
+    journal: Journal
+    rng: Random
+    say: Callable[[str], None]
+    reason: str
+    repeat: int = 0
+    incidents: list[Incident] = field(default_factory=list)
+    named: dict[str, list[str]] = field(default_factory=dict)  # a playbook's name for a fault -> its ids
+    live: dict[str, FaultView] = field(default_factory=dict)  # by id: what may be in force
+    unknown: list[CliError] = field(default_factory=list)  # injections whose fate nobody knows
+
+    def begin(self, kind: str, aim: Aim) -> Incident:
+        """The incident is written down before it is made."""
+        world = self.agents.world
+        incident = Incident(len(self.incidents), kind, aim, self.repeat, world.unix_time(), world.monotonic())
+        self.incidents.append(incident)
+        self.journal.write(
+            "incident",
+            number=incident.number,
+            what=kind,
+            node=aim.node,
+            nic=aim.nic,
+            replica=aim.replica,
+            rank=aim.rank,
+            repeat=self.repeat,
+        )
+        return incident
+
+    async def job(self) -> JobState:
+        """Raises CliError."""
+        return await self.agents.any_agent(AgentClient.job)
+
+    async def snapshot(self) -> Snapshot:
+        return await self.agents.snapshot()
+
+    def took(self, outcome: injection.Outcome) -> None:
+        """Note what may be in force."""
+        for fault in outcome.faults.values():
+            if not fault.irreversible:
+                self.live[fault.id] = fault
+        self.unknown += [injection.in_doubt(node, request) for node, request in outcome.unknown.items()]
+
+    async def keep_alive(self) -> None:
+        """Until cancelled: tell the agents that this controller lives."""
+        while True:
+            await asyncio.sleep(KEEPALIVE_S)
+
+            async def tell(fault: FaultView) -> None:
+                try:
+                    client = await self.agents.client(fault.node)
+                    await client.keepalive(fault.id)
+                except AgentRefused:
+                    self.live.pop(fault.id, None)  # it is over: nothing is left to keep alive
+                except CliError:
+                    pass  # the agent is away; if it stays so, its watchdog takes the fault back
+
+            await asyncio.gather(*(tell(fault) for fault in list(self.live.values())))
+
+    async def revert(self, ids: list[str] | None = None) -> list[CliError]:
+        """Take back the faults of this run (all, or these). The errors name what may still be in force."""
+        wanted = [fault for fault in self.live.values() if ids is None or fault.id in ids]
+        errors: list[CliError] = []
+
+        async def undo(fault: FaultView) -> None:
+            failed = await injection.take_back(self.agents, injection.Outcome(faults={fault.node: fault}))
+            errors.extend(failed)
+            if not failed:
+                self.live.pop(fault.id, None)
+
+        await asyncio.gather(*(undo(fault) for fault in wanted))
+        self.journal.write(
+            "action",
+            what="revert",
+            faults=[fault.id for fault in wanted],
+            errors=[str(error) for error in errors],
+        )
+        return errors
+
+
+def refused(error: CliError) -> bool:
+    return error.code is ExitCode.REFUSED

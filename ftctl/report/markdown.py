@@ -1,0 +1,56 @@
+"""A summary for the page of a CI job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftctl.report.reading import Run
+
+_MEASURES = (("detect_ms", "detected", "ms"), ("stall_ms", "stalled", "ms"), ("rejoin_s", "back after", "s"))
+
+
+def render(runs: Sequence[Run]) -> str:
+    passed = sum(run.passed for run in runs)
+    lines = [
+        f"## Chaos: {passed} of {len(runs)} playbooks passed",
+        "",
+        "| playbook | verdict | took | why |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {_cell(run.name)} | {run.word} | {run.seconds:.0f} s | {_cell(run.reason)} |" for run in runs]
+    for run in runs:
+        if run.objectives:
+            lines += [
+                "",
+                f"### {_cell(run.name)}",
+                "",
+                "| objective | measured | limit | count | met |",
+                "|---|---|---|---|---|",
+            ]
+            for objective in run.objectives:
+                measured = objective["measured"]
+                shown = "-" if measured is None else f"{measured:.4g}"
+                met = "yes" if objective["met"] else f"**no** {_cell(objective['reason'])}".strip()
+                lines.append(
+                    f"| {objective['objective']} | {shown} | {objective['limit']:g} | {objective['count']} | {met} |"
+                )
+        if run.costs:
+            lines += [
+                "",
+                "| incident | of | detected | stalled | back after | steps lost |",
+                "|---|---|---|---|---|---|",
+            ]
+            for cost in run.costs[:50]:
+                values = [
+                    "-" if cost.get(name) is None else f"{cost[name]:.{0 if unit == 'ms' else 1}f} {unit}"
+                    for name, _, unit in _MEASURES
+                ]
+                lost = "-" if cost.get("steps_lost") is None else f"{cost['steps_lost']:g}"
+                lines.append(f"| {cost['what']} | {_cell(cost['aim'])} | {' | '.join(values)} | {lost} |")
+            if len(run.costs) > 50:
+                lines.append(f"| {len(run.costs) - 50} more | | | | | |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
