@@ -106,19 +106,18 @@ async def _inject(run: Run, action: s.Inject) -> None:
 
 
 def request_for(fault: s.Fault, aim: Aim, reason: str, *, dry_run: bool = False) -> InjectRequest:
-    params = dict(fault.params)
-    if aim.rank is not None:
-        params["rank"] = aim.rank
     return InjectRequest(
         kind=fault.inject,
         nic=aim.nic or None,
         replica=aim.replica or None if not aim.nic else None,
         duration_s=fault.duration,
         reason=reason,
-        params=params,
+        rank=aim.rank,
+        params=dict(fault.params),
         request_id=injection.new_request_id(),
         dry_run=dry_run,
         allow_last_rail=fault.allow_last_rail,
+        allow_last_replica=fault.allow_last_replica,
         dead_man_s=DEAD_MAN_S,
     )
 

@@ -112,6 +112,7 @@ class Fault(Strict):
     params: dict[str, Scalar] = Field(default_factory=dict, alias="with", max_length=32)
     duration: Duration = 60.0
     allow_last_rail: bool = False
+    allow_last_replica: bool = False
 
 
 class Inject(Fault, Timed):
