@@ -143,6 +143,7 @@ class _Daemon:
             links=NetlinkLinks(),
             sysfs=Sysfs(settings.sysfs_root),
             scratch=scratch_directory(settings.state_dir),
+            rails=tuple(settings.rails),
             workers=Roster(self._supervisor, self._registry),
         )
         limits = Limits(

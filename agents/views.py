@@ -36,6 +36,7 @@ def fault_view(entry: Entry, injector: Injector) -> FaultView:
         detail=entry.detail,
         undo=injector.by_hand(entry) if entry.open else [],
         irreversible=entry.irreversible,
+        warning=entry.warning,
         params=dict(entry.params),
         request_id=entry.request_id,
     )

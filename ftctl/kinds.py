@@ -145,8 +145,8 @@ def _param_option(param: Param) -> tuple[Any, Any]:
         kind = Enum(param.name, {choice: choice for choice in param.choices}, type=str)  # type: ignore[misc]
         default = default if default is REQUIRED else kind(default)
         return Annotated[kind, typer.Option(param.option, help=f"{param.help}.")], default
-    metavar = (param.unit or {"str": "TEXT", "int": "N", "float": "X"}[param.type]).upper()
-    if param.type == "str":
+    metavar = (param.unit or {"int": "N", "float": "X", "addresses": "NODES"}.get(param.type, "TEXT")).upper()
+    if param.type in ("str", "addresses"):
         return Annotated[str, typer.Option(param.option, metavar=metavar, help=f"{param.help}.")], default
     number: Any = int if param.type == "int" else float
     least, most = (None if limit is None else number(limit) for limit in (param.minimum, param.maximum))

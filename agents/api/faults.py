@@ -24,6 +24,7 @@ class FaultView(Answer):
     detail: str = ""  # why it is in this state
     undo: list[str] = Field(default_factory=list)  # commands that undo it by hand
     irreversible: bool = False
+    warning: str = ""  # where it may not hit all that one expects, and why
     params: dict[str, Any] = Field(default_factory=dict)
     request_id: str = ""  # of the InjectRequest: finds the fault when the answer to it was lost
 

@@ -24,7 +24,10 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter a user may give. `type`: int, float, str or bool; numbers may have limits, texts `choices`."""
+    """A parameter a user may give. `type`: int, float, str, bool or addresses; texts may have `choices`.
+
+    Addresses are a text of IP addresses with commas between them; for a user of ftctl, nodes will do.
+    """
 
     name: str
     type: str
@@ -58,12 +61,94 @@ class Spec:
     whole_node: bool = False
 
 
+_WAY = Param(
+    "direction",
+    "str",
+    "What comes in, what is sent, or both",
+    default="both",
+    choices=("in", "out", "both"),
+)
+
 _ALL = (
     Spec("noop", "Change nothing but a marker file of the agent's own: a rehearsal of the life cycle", "node"),
     Spec(
         "link-down",
         "Set a rail down (administratively), as a pulled cable or a dead optic at this end would",
         "nic",
+        takes_out=True,
+    ),
+    Spec(
+        "link-flap",
+        "Set a rail down and up again, over and over, as a loose connector or a hot transceiver would",
+        "nic",
+        (
+            Param("period_ms", "float", "One loss and one return", "ms", 2000.0, 100, 600_000),
+            Param("down_percent", "float", "Part of each period in which it is down", "percent", 50.0, 1, 99),
+            Param("jitter_percent", "float", "Part of the pause by which it may be late", "percent", 0.0, 0, 100),
+            Param("seed", "int", "Of the jitter: the same seed, the same moments", default=0, minimum=0),
+        ),
+        takes_out=True,
+    ),
+    Spec(
+        "link-blackhole",
+        "Let frames of a rail vanish while its carrier stays, as a switch that lost its tables would",
+        "nic",
+        (_WAY,),
+        takes_out=True,
+    ),
+    Spec(
+        "link-loss",
+        "Let a part of a rail's frames vanish, as a dirty fibre or an overflowing port would",
+        "nic",
+        (Param("percent", "float", "How many", "percent", None, 0.001, 99), _WAY),
+    ),
+    Spec(
+        "link-duplicate",
+        "Send a part of a rail's frames twice, as a switch that learns its tables anew would",
+        "nic",
+        (Param("percent", "float", "How many", "percent", None, 0.001, 100),),
+    ),
+    Spec(
+        "link-rate",
+        "Slow down what a rail sends, as a port that trained at a lower speed would",
+        "nic",
+        (
+            Param("mbit", "float", "How much it still sends", "mbit", None, 0.1, 1_000_000),
+            Param("queue_ms", "float", "How long what waits may wait; more is dropped", "ms", 50.0, 1, 10_000),
+        ),
+    ),
+    Spec(
+        "link-delay",
+        "Delay what a rail sends, as a detour or a congested switch would",
+        "nic",
+        (
+            Param("delay_ms", "float", "By how much", "ms", None, 0.01, 60_000),
+            Param("jitter_ms", "float", "More or less than that by up to so much, at random", "ms", 0.0, 0, 60_000),
+        ),
+    ),
+    Spec(
+        "link-corrupt",
+        "Damage a bit of a part of the frames that a rail sends; checksums find it and the frame is lost",
+        "nic",
+        (Param("percent", "float", "How many", "percent", None, 0.001, 100),),
+    ),
+    Spec(
+        "link-reorder",
+        "Let a part of the frames that a rail sends overtake others, as two paths of unequal length would",
+        "nic",
+        (
+            Param("percent", "float", "How many overtake", "percent", None, 0.001, 99),
+            Param("delay_ms", "float", "By how much the others are delayed", "ms", 10.0, 0.01, 60_000),
+        ),
+    ),
+    Spec(
+        "partition",
+        "Cut nodes off from others on all their rails, as a failed spine or a wrong VLAN would",
+        "node",
+        (
+            Param("peers", "addresses", "Those that are cut off from it: nodes (node[2-3]), or addresses"),
+            _WAY,
+        ),
         takes_out=True,
     ),
     Spec(

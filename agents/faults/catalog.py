@@ -7,15 +7,41 @@ from typing import Any
 import msgspec
 
 from agents.faults.contract import Fault
+from agents.faults.link_blackhole import LinkBlackhole
+from agents.faults.link_corrupt import LinkCorrupt
+from agents.faults.link_delay import LinkDelay
 from agents.faults.link_down import LinkDown
+from agents.faults.link_duplicate import LinkDuplicate
+from agents.faults.link_flap import LinkFlap
+from agents.faults.link_loss import LinkLoss
+from agents.faults.link_rate import LinkRate
+from agents.faults.link_reorder import LinkReorder
 from agents.faults.noop import Noop
+from agents.faults.partition import Partition
 from agents.faults.proc_hang import ProcHang
 from agents.faults.proc_kill import ProcKill
 from agents.faults.proc_slow import ProcSlow
 
 AnyFault = Fault[Any]  # each fault fixes the type of its own record; a list of them cannot
 
-CATALOG: dict[str, AnyFault] = {fault.kind: fault for fault in (Noop(), LinkDown(), ProcKill(), ProcHang(), ProcSlow())}
+_ALL: tuple[AnyFault, ...] = (
+    Noop(),
+    LinkDown(),
+    LinkFlap(),
+    LinkBlackhole(),
+    LinkLoss(),
+    LinkDuplicate(),
+    LinkRate(),
+    LinkDelay(),
+    LinkCorrupt(),
+    LinkReorder(),
+    Partition(),
+    ProcKill(),
+    ProcHang(),
+    ProcSlow(),
+)
+
+CATALOG: dict[str, AnyFault] = {fault.kind: fault for fault in _ALL}
 
 
 def read_undo(fault: AnyFault, raw: bytes) -> msgspec.Struct:

@@ -91,6 +91,10 @@ class Fault(ABC, Generic[U]):
         """Why this machine cannot do it; empty if it can."""
         return ""
 
+    def warning(self, machine: Machine, target: Target) -> str:
+        """Where it may not hit all that a user expects, and why; empty if there is nothing to say."""
+        return ""
+
     @abstractmethod
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
         """None if it can be done to this target now. Changes nothing."""

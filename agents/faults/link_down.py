@@ -5,9 +5,6 @@ again brings back only what the kernel itself makes (connected routes, a link-lo
 address, route (all tables, both families) and permanent neighbour of the device before the fault. Right after the fault
 it is narrowed to what really vanished: what was still there and is missing later was taken away by somebody else, and
 stays away. A route whose place is taken by somebody else's meanwhile (a routing daemon's detour) is left to them.
-
-A device is known by index and namespace, or by index and MAC address: a NIC that was renamed is still ours, a new
-device under the old name is not.
 """
 
 from __future__ import annotations
@@ -18,9 +15,10 @@ from functools import partial
 import msgspec
 
 from agents.api.faultspecs import SPECS
+from agents.faults import nics
 from agents.faults.contract import Fault, Params, Probe, Refusal, Target
 from agents.host.errors import HostError
-from agents.host.links import Nic, find
+from agents.host.links import Nic
 from agents.host.machine import Machine
 from agents.host.netobjects import Address, Neighbour, Route
 
@@ -46,32 +44,22 @@ class LinkDown(Fault[LinkDownUndo]):
     undo_type = LinkDownUndo
 
     def unsupported(self, machine: Machine) -> str:
-        if machine.net_admin:
-            return ""
-        return "the agent has no right to change network devices here (CAP_NET_ADMIN)"
+        return nics.no_right(machine)
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
-        nics = machine.links.nics()
-        nic = find(nics, target.nic)
-        if nic is None:
-            known = ", ".join(n.name for n in nics)
-            return Refusal("unknown-nic", f"there is no network device {target.nic} (there are: {known})")
-        return self._state(nic) or self._company(machine, nic, nics) or self._routes(machine, nic)
+        refusal = nics.refusal(machine, target)
+        if refusal is not None:
+            return refusal
+        known = machine.links.nics()
+        nic = nics.planned(machine, target)
+        return self._company(machine, nic, known) or self._routes(machine, nic)
 
-    def _state(self, nic: Nic) -> Refusal | None:
-        hint = "ftctl status shows the rails and their state"
-        if not nic.up:
-            return Refusal("refused", f"{nic.name} is down already, and not by a fault of ours", hint)
-        if not nic.carrier:
-            return Refusal("refused", f"{nic.name} has no carrier already: taking it down would show nothing", hint)
-        return None
-
-    def _company(self, machine: Machine, nic: Nic, nics: tuple[Nic, ...]) -> Refusal | None:
+    def _company(self, machine: Machine, nic: Nic, known: tuple[Nic, ...]) -> Refusal | None:
         """Devices that hang on this one would go down too, and are not ours to restore."""
         if nic.slave_kind in BONDS:
-            master = next((n.name for n in nics if n.index == nic.master_index), "?")
+            master = next((n.name for n in known if n.index == nic.master_index), "?")
             return Refusal("refused", f"{nic.name} is a member of {nic.slave_kind} {master}")
-        upper = next((n.name for n in nics if n.lower_index == nic.index), None)
+        upper = next((n.name for n in known if n.lower_index == nic.index), None)
         if upper is not None:
             return Refusal("refused", f"{upper} is stacked on {nic.name} and would go down with it")
         if machine.sysfs.shows(nic.name, nic.index) and (count := machine.sysfs.virtual_functions(nic.name)):
@@ -86,9 +74,7 @@ class LinkDown(Fault[LinkDownUndo]):
         return None
 
     def plan(self, machine: Machine, target: Target, params: Params) -> LinkDownUndo:
-        nic = find(machine.links.nics(), target.nic)
-        if nic is None:
-            raise HostError(f"look at {target.nic}", 0, "it has just vanished")
+        nic = nics.planned(machine, target)
         return LinkDownUndo(
             nic=nic.name,
             index=nic.index,
@@ -101,7 +87,7 @@ class LinkDown(Fault[LinkDownUndo]):
         )
 
     def inject(self, machine: Machine, undo: LinkDownUndo) -> None:
-        nic = _same(machine, undo)
+        nic = nics.same(machine, undo)
         if nic is None:
             raise HostError(f"set {undo.nic} down", 0, "it has just vanished")
         machine.links.set_up(nic, up=False)
@@ -119,7 +105,7 @@ class LinkDown(Fault[LinkDownUndo]):
         )
 
     def undo(self, machine: Machine, undo: LinkDownUndo) -> str:
-        nic = _same(machine, undo)
+        nic = nics.same(machine, undo)
         if nic is None:
             return f"{undo.nic} does not exist any more: nothing to bring back"
         if not nic.up:
@@ -147,7 +133,7 @@ class LinkDown(Fault[LinkDownUndo]):
 
     def probe(self, machine: Machine, undo: LinkDownUndo) -> Probe:
         try:
-            nic = _same(machine, undo)
+            nic = nics.same(machine, undo)
         except HostError as error:
             return Probe(None, f"{undo.nic} cannot be looked at: {error}")
         if nic is None:
@@ -161,14 +147,6 @@ class LinkDown(Fault[LinkDownUndo]):
             *(n.command(undo.nic) for n in undo.neighbours),
             *(r.command(undo.nic, undo.index) for r in _gateways_last(undo.routes)),
         ]
-
-
-def _same(machine: Machine, undo: LinkDownUndo) -> Nic | None:
-    """The device of the record, under whatever name it has now."""
-    for nic in machine.links.nics():
-        if nic.index == undo.index and (machine.netns == undo.netns or nic.mac == undo.mac):
-            return nic
-    return None
 
 
 def _gateways_last(routes: tuple[Route, ...]) -> list[Route]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from agents.host.clock import Clock, SystemClock
 from agents.host.links import Links, NetlinkLinks
 from agents.host.netns import may_change_network, namespace_inode
+from agents.host.nft import Nft, NftProgram
+from agents.host.qdiscs import NetlinkQdiscs, Qdiscs
 from agents.host.sysfs import Sysfs
 from agents.host.workers import NoWorkers, Workers
 
@@ -17,7 +19,8 @@ class Machine:
     """What faults and monitors may touch.
 
     `netns` is the number of the network namespace, `net_admin` the right to change it, `scratch` a directory of the
-    agent's own for faults that keep something on disk, `workers` the training processes here.
+    agent's own for faults that keep something on disk, `rails` the devices that are declared as such,
+    `workers` the training processes here.
     """
 
     scratch: Path
@@ -26,5 +29,8 @@ class Machine:
     sysfs: Sysfs = field(default_factory=Sysfs)
     clock: Clock = field(default_factory=SystemClock)
     netns: int = field(default_factory=namespace_inode)
+    nft: Nft = field(default_factory=NftProgram)
+    qdiscs: Qdiscs = field(default_factory=NetlinkQdiscs)
+    rails: tuple[str, ...] = ()
     workers: Workers = field(default_factory=NoWorkers)
     net_admin: bool = field(default_factory=may_change_network)

@@ -30,6 +30,23 @@ class Sysfs:
         """How many SR-IOV virtual functions hang on this NIC (sysfs sriov_numvfs); 0 for NICs without them."""
         return self.number(f"class/net/{nic}/device/sriov_numvfs") or 0
 
+    def rdma_devices(self, nic: str) -> tuple[str, ...]:
+        """RDMA devices on this NIC's hardware that have an active port (sysfs-class-infiniband); their traffic passes
+        the kernel by."""
+        try:
+            names = sorted(path.name for path in (self.root / f"class/net/{nic}/device/infiniband").iterdir())
+        except OSError:
+            return ()
+        return tuple(name for name in names if self._active(name))
+
+    def _active(self, device: str) -> bool:
+        try:
+            ports = sorted((self.root / f"class/infiniband/{device}/ports").iterdir())
+        except OSError:
+            return False
+        # 4: ACTIVE
+        return any((self.text(f"class/infiniband/{device}/ports/{p.name}/state") or "").startswith("4:") for p in ports)
+
     def shows(self, nic: str, index: int) -> bool:
         """True if this sysfs is of our network namespace, as far as `nic` tells."""
         return self.number(f"class/net/{nic}/ifindex") == index

@@ -14,7 +14,7 @@ from agents.api.faultspecs import Param, ParamValue
 from agents.faults.contract import Params, Refusal
 from agents.host.links import Nic, find
 
-TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool, "addresses": str}
 MIN_DEAD_MAN_S = 1.0
 MAX_TEXT = 500
 

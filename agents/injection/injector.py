@@ -313,6 +313,7 @@ class Injector:
             state=FaultState.ARMED,
             detail="would be injected" if wish.dry_run else "about to be injected",
             irreversible=fault.irreversible,
+            warning=fault.warning(self._machine, target),
             undo=msgspec.Raw(msgspec.json.encode(undo)),
         )
 

@@ -62,6 +62,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     attempts: int = 0  # of the revert under way
     reverted: float | None = None  # unix seconds
     irreversible: bool = False
+    warning: str = ""  # where it may not hit what a user expects
     undo: msgspec.Raw
 
     @property

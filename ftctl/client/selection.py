@@ -10,14 +10,14 @@ from ftctl.config import Inventory
 from ftctl.errors import CliError, UsageProblem
 
 
-def nodes_named(inventory: Inventory, text: str | None) -> list[str]:
+def nodes_named(inventory: Inventory, text: str | None, option: str = "--node") -> list[str]:
     """The nodes of a hostlist, all without one. Raises UsageProblem for a name the inventory does not have."""
     if text is None:
         return [node.name for node in inventory.nodes]
     try:
         names = hostlist.expand(text)
     except hostlist.HostlistError as error:
-        raise UsageProblem("--node", str(error)) from None
+        raise UsageProblem(option, str(error)) from None
     return [inventory.node(name).name for name in names]
 
 
@@ -51,4 +51,19 @@ def nodes_of_replica(views: Mapping[str, NodeView | CliError], replica: str, ran
                 raise view
         what = f"replica {replica}" + ("" if rank is None else f", rank {rank}")
         raise UsageProblem(what, "no node has a process of it now", "ftctl ranks shows what runs where")
+    return found
+
+
+def rail_addresses(views: Mapping[str, NodeView | CliError]) -> list[str]:
+    """All addresses of the rails of these nodes. Raises CliError if an agent did not answer, or a node has none."""
+    found: list[str] = []
+    for node, view in views.items():
+        if isinstance(view, CliError):
+            raise view
+        own = [a.partition("/")[0] for nic in view.nics if nic.role == "rail" for a in nic.addresses]
+        # Link-local addresses are made from the MAC address and good for one rail only.
+        own = [address for address in own if not address.startswith("fe80:")]
+        if not own:
+            raise UsageProblem(f"node {node}", "its rails have no addresses", "ftctl status")
+        found += own
     return found

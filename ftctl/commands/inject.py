@@ -126,7 +126,7 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
     async def work(agents: Agents) -> ExitCode:
         with injection.deferred("interrupted: taking back what was begun (at most 30 s) ...", agents) as interrupt:
             spec = await find_spec(agents)
-            params = wish.params or _typed(spec, wish.raw)
+            params = await _with_addresses(cluster, agents, spec, wish.params or _typed(spec, wish.raw))
             nics = await _aims(cluster, agents, spec, wish)
             if interrupt.set:
                 return await _undo(agents, injection.Outcome())
@@ -185,6 +185,29 @@ async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Map
         for node, view in views.items()
         if wish.rail is not None and not isinstance(view, CliError)
     }
+
+
+async def _with_addresses(
+    cluster: Cluster, agents: Agents, spec: Spec, params: dict[str, ParamValue]
+) -> dict[str, ParamValue]:
+    """Nodes where addresses are wanted: those of their rails. Raises CliError."""
+    import ipaddress
+
+    from ftctl.client.agent import AgentClient
+    from ftctl.client.selection import nodes_named, rail_addresses
+
+    result = dict(params)
+    for param in spec.params:
+        text = str(params.get(param.name, ""))
+        if param.type != "addresses" or not text:
+            continue
+        try:
+            for part in text.split(","):
+                ipaddress.ip_address(part.strip())
+        except ValueError:
+            views = await agents.each(AgentClient.view, nodes_named(cluster.inventory, text, param.option))
+            result[param.name] = ",".join(rail_addresses(views))
+    return result
 
 
 def _spec_of(published: FaultSpec) -> Spec:
@@ -278,6 +301,9 @@ def _show(cluster: Cluster, outcome: Outcome, dry_run: bool) -> None:
             world.say(_would(fault))
     elif to_revert := [fault.id for fault in faults if not fault.state.over]:
         world.say(f"take it back earlier with: ftctl revert {' '.join(to_revert)}")
+    for fault in faults:
+        if fault.warning:
+            world.say(f"warning: {fault.target}: {fault.warning}")
     for error in errors:
         report(world, error)
 

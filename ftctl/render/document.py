@@ -230,6 +230,7 @@ def fault(f: FaultView) -> Document:
         "created": f.created,
         "duration_s": f.duration_s,
         "irreversible": f.irreversible,
+        "warning": f.warning,
         "undo": list(f.undo),
         "params": dict(f.params),
     }

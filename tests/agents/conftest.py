@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_links import FakeClock, FakeLinks
+from fake_links import FakeClock, FakeLinks, FakeNft, FakeQdiscs
 
 from agents.host.machine import Machine
 from agents.host.sysfs import Sysfs
@@ -28,7 +28,15 @@ def clock() -> FakeClock:
 @pytest.fixture
 def machine(links: FakeLinks, clock: FakeClock, tmp_path: Path) -> Machine:
     return Machine(
-        scratch=tmp_path / "scratch", links=links, sysfs=Sysfs(tmp_path / "sys"), clock=clock, netns=1, net_admin=True
+        scratch=tmp_path / "scratch",
+        links=links,
+        sysfs=Sysfs(tmp_path / "sys"),
+        clock=clock,
+        netns=1,
+        net_admin=True,
+        nft=FakeNft(),
+        qdiscs=FakeQdiscs(),
+        rails=("rail0", "rail1"),
     )
 
 

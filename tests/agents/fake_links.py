@@ -11,6 +11,7 @@ import msgspec
 from agents.host.errors import HostError
 from agents.host.links import Nic
 from agents.host.netobjects import FOREVER_S, Address, Neighbour, Route
+from agents.host.qdiscs import TC_H_ROOT, Qdisc
 
 
 def address(text: str) -> Address:
@@ -141,3 +142,49 @@ class FakeClock:
 
     def boot_id(self) -> str:
         return self.id
+
+
+@dataclass
+class FakeNft:
+    """Tables by name, with the text that made them."""
+
+    tables: dict[str, str] = field(default_factory=dict)
+    missing: str = ""
+
+    def unsupported(self) -> str:
+        return self.missing
+
+    def load(self, ruleset: str, operation: str) -> None:
+        name = ruleset.split()[2]
+        if name in self.tables:
+            raise HostError(operation, errno.EEXIST)
+        self.tables[name] = ruleset
+
+    def packets(self, table: str) -> int | None:
+        return 0 if table in self.tables else None
+
+    def delete(self, table: str) -> bool:
+        return self.tables.pop(table, None) is not None
+
+
+@dataclass
+class FakeQdiscs:
+    """At most one root of somebody's a device; `lacking` kinds are not in this kernel."""
+
+    roots: dict[int, Qdisc] = field(default_factory=dict)
+    lacking: frozenset[str] = frozenset()
+
+    def unsupported(self, kind: str) -> str:
+        return f"this kernel has no {kind}" if kind in self.lacking else ""
+
+    def of(self, index: int) -> tuple[Qdisc, ...]:
+        return (self.roots.get(index, Qdisc("noqueue", 0, TC_H_ROOT)),)
+
+    def add_root(self, index: int, handle: int, kind: str, options: bytes, operation: str) -> None:
+        if index in self.roots:
+            raise HostError(operation, errno.EEXIST)
+        self.roots[index] = Qdisc(kind, handle, TC_H_ROOT)
+
+    def remove_root(self, index: int, handle: int, operation: str) -> None:
+        if index in self.roots and self.roots[index].handle == handle:
+            del self.roots[index]
