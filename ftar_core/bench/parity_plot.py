@@ -13,7 +13,7 @@ from ftar_core.bench.parity_rows import rows
 from ftar_core.bench.report import Row
 from ftar_core.bench.svg import STYLE, WIDTH
 
-POINTS = 60
+POINTS = 40
 HEAD, TITLE, PLOT, BELOW = 40, 34, 190, 44
 CURVE = (56, 452)  # from x to x
 FOREST = (560, 780)
@@ -59,7 +59,7 @@ def _curves(records: Sequence[Record], colours: dict[str, int], batch: str, top:
         return left + (right - left) * at / tokens
 
     def y(loss: float) -> float:
-        return top + PLOT * (1 - (min(loss, high) - low) / ((high - low) or 1.0))
+        return top + PLOT * (1 - (min(max(loss, low), high) - low) / ((high - low) or 1.0))
 
     parts = [f'<text x="{left}" y="{top - 10}">{escape(_words(batch))}: training loss, nats a byte</text>']
     for loss in (low, (low + high) / 2, high):
