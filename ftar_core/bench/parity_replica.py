@@ -105,7 +105,8 @@ def held_out_loss(model: ByteGPT, text: SourceText) -> float:
         for places in torch.arange(HELD_OUT).split(EVALUATED):
             inputs, targets = windows_at(text, places)
             logits = model(inputs).flatten(0, 1)
-            total += float(functional.cross_entropy(logits, targets.flatten(), reduction="sum")) / targets.shape[1]
+            each = functional.cross_entropy(logits, targets.flatten(), reduction="none")
+            total += float(each.double().sum()) / targets.shape[1]  # float32 would hide what differs in its last digits
     model.train(model_was_training)
     return total / HELD_OUT
 
