@@ -11,7 +11,7 @@ from agents.api.models import FaultView, JobState
 from ftctl.client import injection
 from ftctl.client.agent import AgentClient
 from ftctl.client.cluster import Agents, Snapshot
-from ftctl.errors import AgentRefused, CliError
+from ftctl.errors import CliError
 from ftctl.exit_codes import ExitCode
 from ftctl.playbook.journal import Journal
 from ftctl.playbook.selecting import Aim
@@ -91,10 +91,8 @@ class Run:
                 try:
                     client = await self.agents.client(fault.node)
                     await client.keepalive(fault.id)
-                except AgentRefused:
-                    self.live.pop(fault.id, None)  # it is over: nothing is left to keep alive
                 except CliError:
-                    pass  # the agent is away; if it stays so, its watchdog takes the fault back
+                    pass  # it is over, which the clean-up will find; or the agent is away: its watchdog takes it back
 
             await asyncio.gather(*(tell(fault) for fault in list(self.live.values())))
 

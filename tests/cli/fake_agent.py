@@ -264,6 +264,11 @@ class FakeAgent:
                 return self._inject(m.InjectRequest.model_validate_json(body))
             if path == "/v1/faults/revert-all":
                 return self._revert([f for f in self.faults if f.state is not m.FaultState.REVERTED])
+            if parts[:2] == ["v1", "faults"] and parts[3:] == ["keepalive"]:
+                alive = [f for f in self.faults if f.id == parts[2] and f.state is m.FaultState.ACTIVE]
+                if not alive:
+                    raise refuse("conflict", f"fault {parts[2]}", "is over")
+                return alive[0]
             if parts[:2] == ["v1", "faults"] and parts[3:] == ["revert"]:
                 found = [f for f in self.faults if parts[2] in (f.id, f.request_id)]
                 if not found:

@@ -1,0 +1,266 @@
+"""`ftctl chaos` against agents that answer as real ones: how a run ends, what is taken back, what reports say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from agents.api import models as m
+from ftctl.playbook.journal import read
+
+from .conftest import Run
+from .fake_agent import FakeCluster
+
+BOOK = """\
+version: 1
+name: unplug
+description: A rail goes down.
+tags: [quick]
+environments: [staging]
+steady_state:
+  - {expect: replicas.contributing == 3}
+method:
+  - {inject: link-down, name: cable, target: {replica: r1, rail: active}, duration: 30s}
+  - {wait: faults.active == 1, timeout: 2s}
+"""
+AFTER = "  - {revert: cable}\n"
+
+
+@pytest.fixture
+def book(cluster: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FTCTL_STATE_DIR", str(folder / "state"))
+    text = cluster.inventory.read_text()
+    cluster.inventory.write_text(text + "environment: staging\n")
+    path = folder / "books" / "unplug.yaml"
+    path.parent.mkdir()
+    path.write_text(BOOK + AFTER)
+    return path
+
+
+def open_faults(cluster: FakeCluster) -> list[str]:
+    return [f.id for agent in cluster.agents.values() for f in agent.faults if f.state is not m.FaultState.REVERTED]
+
+
+def injected(cluster: FakeCluster) -> int:
+    return sum(len(agent.faults) for agent in cluster.agents.values())
+
+
+def records(folder: Path) -> list[dict[str, object]]:
+    (directory,) = (folder / "state" / "chaos").glob("*-unplug*")
+    return read(directory)
+
+
+def test_a_run_injects_takes_back_and_passes(ftctl: Run, cluster: FakeCluster, book: Path, folder: Path) -> None:
+    result = ftctl("chaos", "run", str(book), "-o", "json", "--junit", str(folder / "j.xml"))
+    assert result.code == 0, result.err
+    assert result.json()["runs"][0]["verdict"] == "passed"
+    (fault,) = cluster.agents["node1"].faults
+    assert (fault.kind, fault.target, fault.state) == ("link-down", "node1/rail0", m.FaultState.REVERTED)
+    kinds = [record["kind"] for record in records(folder)]
+    assert kinds[0] == "run"
+    assert kinds.index("incident") < kinds.index("action"), "the incident is on disk before it is made"
+    assert kinds[-1] == "verdict"
+    suite = ET.parse(folder / "j.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "0", "0")
+
+
+def test_without_a_steady_state_nothing_is_injected(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    assert cluster.job is not None
+    cluster.job.set("r2", "evicted")
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 3
+    assert "replicas.contributing is 2, replicas.contributing == 3 was expected" in result.err
+    assert injected(cluster) == 0
+
+
+def test_another_environment_is_refused(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    book.write_text(book.read_text().replace("[staging]", "[lab]"))
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 7
+    assert "this cluster's environment is staging, and the playbook is for lab" in result.err
+    assert injected(cluster) == 0
+    assert ftctl("chaos", "plan", str(book)).code == 7
+
+
+def test_a_guards_refusal_ends_the_run_and_is_told(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    book.write_text(BOOK.replace("rail: active", "nic: mgmt0"))
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 7
+    assert "node1/mgmt0: not declared as a rail" in result.err
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        ("  - {wait: job.step == 7, timeout: 300ms}\n", 1, "job.step is 100 after 300ms, job.step == 7 was expected"),
+        ("  - {steps: 5, timeout: 300ms}\n", 1, "step 105 was not reached within 300ms; the job is at step 100"),
+        ("  - {command: ['false']}\n", 1, "command false: exit code 1"),
+        ("  - {command: [no-such-command]}\n", 1, "command no-such-command: No such file"),
+        ("  - {command: [sleep, '30'], timeout: 200ms}\n", 1, "command sleep: not done after 200ms"),
+        ("  - {inject: link-down, target: {replica: r9}}\n", 2, "replica r9: unknown in job main"),
+        (
+            "  - {sleep: 30s}\nstop_if: [{expect: rails.down >= 1}]\n",
+            4,
+            "stop condition rails.down >= 1: rails.down is 1",
+        ),
+        ("  - {sleep: 30s}\ntimeout: 500ms\n", 1, "not done within 500ms (timeout)"),
+    ],
+)
+def test_whatever_ends_the_method_everything_is_taken_back(
+    ftctl: Run, cluster: FakeCluster, book: Path, lines: str, code: int, said: str
+) -> None:
+    book.write_text(BOOK + lines)
+    begun = time.monotonic()
+    result = ftctl("chaos", "run", str(book))
+    assert said in result.err
+    assert result.code == (1 if code == 2 else code), "in the middle of a run, what is wrong with it is a failure"
+    assert injected(cluster) == 1
+    assert open_faults(cluster) == []
+    assert time.monotonic() - begun < 20
+
+
+def test_the_steady_state_must_come_back(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    book.write_text(
+        BOOK.replace("contributing == 3}", "contributing == 3}\n  - {expect: rails.down == 0, within: 300ms}")
+    )
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 1
+    assert "steady state: did not come back: rails.down is 1 after 300ms" in result.err
+    assert open_faults(cluster) == []
+
+
+def test_a_fault_that_stays_is_shouted_about(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    cluster.agents["node1"].revert_state = m.FaultState.STUCK
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 5
+    assert "may still be in force" in result.err
+    assert "ip link set rail0 up" in result.err, "and how to take it back by hand"
+
+
+def test_ctrl_c_cleans_up_first(ftctl: Run, cluster: FakeCluster, book: Path, folder: Path) -> None:
+    book.write_text(BOOK + "  - {sleep: 30s}\ncleanup:\n  - {command: [touch, " + str(folder / "swept") + "]}\n")
+
+    def interrupt() -> None:
+        while not injected(cluster):
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    result = ftctl("chaos", "run", str(book))
+    thread.join()
+    assert result.code == 130, result.err
+    assert open_faults(cluster) == []
+    assert (folder / "swept").exists()
+    assert records(folder)[-1]["word"] == "interrupted"
+
+
+def test_faults_die_with_their_controller(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    """What a killed controller cannot take back, agents do: every request carries a dead-man time."""
+    seen: list[float | None] = []
+    agent = cluster.agents["node1"]
+    inject = agent._inject
+
+    def noting(request: m.InjectRequest) -> m.FaultView:
+        seen.append(request.dead_man_s)
+        return inject(request)
+
+    agent._inject = noting  # type: ignore[method-assign]
+    assert ftctl("chaos", "run", str(book)).code == 0
+    assert seen == [10.0]
+
+
+def test_a_plan_asks_and_changes_nothing(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    result = ftctl("chaos", "plan", str(book), "-o", "json")
+    assert result.code == 0, result.err
+    lines = result.json()["plans"][0]["lines"]
+    assert [(line["phase"], line["where"]) for line in lines[:2]] == [
+        ("steady state", ""),
+        ("method", "r1 on node1/rail0"),
+    ]
+    assert lines[1]["says"] == "undo: ip link set rail0 up"
+    assert injected(cluster) == 0
+
+
+def test_a_membership_change_is_an_incident(ftctl: Run, cluster: FakeCluster, book: Path, folder: Path) -> None:
+    book.write_text(
+        BOOK.split("method:", maxsplit=1)[0]
+        + "method:\n  - {drain: r1}\n  - {rejoin: r1, wait: false}\n"
+        + "cleanup:\n  - {ensure: replica.r1.state == contributing, timeout: 5s}\n"
+    )
+    assert cluster.job is not None
+    cluster.job.after_rejoin = "contributing"
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 0, result.err
+    assert [verb for _, verb, _ in cluster.job.actions] == ["drain", "rejoin"]
+    assert [r["what"] for r in records(folder) if r["kind"] == "incident"] == ["drain", "rejoin"]
+
+
+def test_two_controllers_of_one_user_do_not_meet(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    from ftctl.playbook.conduct import _alone
+
+    with _alone("main"):
+        result = ftctl("chaos", "run", str(book))
+    assert result.code == 7
+    assert "another `ftctl chaos run`" in result.err
+
+
+def test_reports_of_a_run_whose_controller_died(ftctl: Run, bare: Run, book: Path, folder: Path) -> None:
+    assert ftctl("chaos", "run", str(book)).code == 0
+    (directory,) = (folder / "state" / "chaos").glob("*-unplug*")
+    journal = directory / "journal.jsonl"
+    lines = journal.read_text().splitlines()[:-1]
+    journal.write_text("\n".join(lines) + '\n{"kind": "verd')
+    result = bare("chaos", "report", str(directory))
+    assert result.code == 1
+    assert "cut off" in result.out
+    assert bare("chaos", "report", str(directory), "--html", str(folder / "r.html")).code == 1
+    page = (folder / "r.html").read_text()
+    assert "the controller died before the end" in page
+    assert "src=" not in page, "nothing is loaded from anywhere"
+
+
+def test_a_regression_is_found_and_a_slow_machine_is_not_taken_for_one(
+    ftctl: Run, bare: Run, book: Path, folder: Path
+) -> None:
+    assert ftctl("chaos", "run", str(book)).code == 0
+    (old,) = (folder / "state" / "chaos").glob("*-unplug*")
+
+    def with_cost(name: str, stall_ms: float, step_ms: float) -> str:
+        directory = folder / name
+        directory.mkdir()
+        cost = {"kind": "measured", "time": 0, "mono": 0, "incident": 0, "what": "x", "aim": "", "stall_ms": stall_ms}
+        sample = {"kind": "sample", "time": 0, "mono": 0, "step_ms": step_ms}
+        text = (old / "journal.jsonl").read_text()
+        kept = [line for line in text.splitlines() if '"measured"' not in line and '"sample"' not in line]
+        (directory / "journal.jsonl").write_text("\n".join([*kept, json.dumps(cost), json.dumps(sample)]) + "\n")
+        return str(directory)
+
+    before, worse, slow = with_cost("a", 100, 200), with_cost("b", 400, 205), with_cost("c", 101, 400)
+    result = bare("chaos", "compare", before, worse, "-o", "json")
+    assert result.code == 1
+    assert {row["measure"]: row["judgement"] for row in result.json()["rows"]}["stall_ms p50"] == "worse"
+    result = bare("chaos", "compare", before, slow, "-o", "json")
+    assert result.code == 0
+    assert {row["measure"]: row["judgement"] for row in result.json()["rows"]}["step_ms"] == "machine slower"
+    assert bare("chaos", "compare", before, before).code == 0
+
+
+def test_lists_and_schema(bare: Run, book: Path, folder: Path) -> None:
+    assert "A rail goes down." in bare("chaos", "list", str(book.parent)).out
+    assert bare("chaos", "list", str(book.parent), "--tag", "slow").code == 2
+    schema = json.loads(bare("chaos", "schema").out)
+    assert schema["additionalProperties"] is False
+    assert {"inject", "drain", "storm"} <= {key for d in schema["$defs"].values() for key in d.get("properties", {})}
+    assert bare("chaos", "validate", str(book)).code == 0
+    book.write_text("version: 1\n")
+    assert bare("chaos", "validate", str(book)).code == 2
+    assert bare("chaos", "init", str(book)).code == 2, "nothing is overwritten"
