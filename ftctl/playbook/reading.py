@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ftctl.errors import UsageProblem
+from ftctl.playbook.checking import problems
 from ftctl.playbook.schema import VERBS, Playbook, Scalar
 from ftctl.yamlfile import line_of, read_tree
 
@@ -60,9 +61,12 @@ def load(path: Path, variables: Mapping[str, str] | None = None) -> Loaded:
     }
     filled["vars"] = values
     try:
-        return Loaded(path, Playbook.model_validate(filled))
+        playbook = Playbook.model_validate(filled)
     except ValidationError as error:
         raise _complaint(path, tree, error) from None
+    for where, text in problems(playbook):
+        raise UsageProblem(f"{path}:{line_of(tree, where)}", text, "ftctl inject --help   lists faults and parameters")
+    return Loaded(path, playbook)
 
 
 def variables_of(pairs: Sequence[str]) -> dict[str, str]:

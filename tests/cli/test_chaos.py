@@ -104,7 +104,7 @@ def test_a_guards_refusal_ends_the_run_and_is_told(ftctl: Run, cluster: FakeClus
         ("  - {command: ['false']}\n", 1, "command false: exit code 1"),
         ("  - {command: [no-such-command]}\n", 1, "command no-such-command: No such file"),
         ("  - {command: [sleep, '30'], timeout: 200ms}\n", 1, "command sleep: not done after 200ms"),
-        ("  - {inject: link-down, target: {replica: r9}}\n", 2, "replica r9: unknown in job main"),
+        ("  - {inject: link-down, target: {replica: r9, rail: 0}}\n", 2, "replica r9: unknown in job main"),
         (
             "  - {sleep: 30s}\nstop_if: [{expect: rails.down >= 1}]\n",
             4,
