@@ -13,6 +13,8 @@ BENCHES = {
     "failover": "rails fail under the plugin's traffic: how soon it is noticed, how long traffic stands still",
     "catchup": "the state reaches a replica that comes back, against a bare TCP copy",
     "stripe": "what several rails carry together",
+    "recovery": "replicas die, freeze and get lost: stall and effective training time, against torchft and a restart",
+    "overhead": "a training step in a session, against DDP over gloo: time and memory, when nothing fails",
     "commit": "how soon a step is committed everywhere, in jobs of thousands of simulated ranks",
     "parity": "what a storm of failures does to the loss of a model, on the same tokens",
 }

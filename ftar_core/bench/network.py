@@ -71,10 +71,10 @@ def _new_network() -> int:
 class Network:
     """`rates_mbit`: one for each rail; 0 is as fast as the machine. Rail k of node i is `railK`, 10.79.K.(i+1)."""
 
-    def __init__(self, rates_mbit: Sequence[int] = (0, 0)) -> None:
+    def __init__(self, rates_mbit: Sequence[int] = (0, 0), nodes: int = NODES) -> None:
         self.rates_mbit = rates_mbit
         self.devices = [f"rail{k}" for k in range(len(rates_mbit))]
-        self.addresses = [[f"10.79.{k}.{i + 1}" for k in range(len(rates_mbit))] for i in range(NODES)]
+        self.addresses = [[f"10.79.{k}.{i + 1}" for k in range(len(rates_mbit))] for i in range(nodes)]
         self._spaces: list[int] = []
         self._control: list[socket.socket] = []  # of each space: for ioctl
         self._netlink: Any = None
@@ -83,7 +83,7 @@ class Network:
     def __enter__(self) -> Network:
         try:
             _gain_power()
-            self._spaces = [_new_network() for _ in range(NODES)]
+            self._spaces = [_new_network() for _ in self.addresses]
             self._fabric = _new_network()  # and here this thread stays
             self._build()
         except (OSError, NetlinkError) as error:
@@ -109,7 +109,7 @@ class Network:
                 port = self._index(ip, f"n{i}r{k}")
                 ip.link("set", index=port, master=bridge, state="up")
                 self._limit(ip, port, self.rates_mbit[k])
-        for i in range(NODES):
+        for i in range(len(self.addresses)):
             with self.inside(i):
                 inner = IPRoute()
                 self._inner.append(inner)
@@ -127,6 +127,16 @@ class Network:
                     self._limit(inner, index, rate)
                 self._control.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self._control.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+
+    def join(self, host: str) -> None:
+        """This process gets an address of its own on the first rail, on the switch."""
+        ip = self._netlink
+        ip.link("set", index=self._index(ip, "lo"), state="up")
+        ip.addr("add", index=self._index(ip, "br0"), address=host, prefixlen=24)
+
+    def handle(self, node: int) -> int:
+        """The file descriptor of the node's namespace: for a process that goes there by itself (setns(2))."""
+        return self._spaces[node]
 
     @staticmethod
     def _index(ip: Any, name: str) -> int:

@@ -33,6 +33,16 @@ from ftar_core.bench.__main__ import BENCHES, main
         (("stripe", "--size", "1M,2M"), "one size"),
         (("stripe", "--seconds", "0"), "--seconds"),
         (("stripe", "--rounds", "0"), "--rounds"),
+        (("overhead", "--models", "llama"), "'llama'; there are example, 26MB, 101MB"),
+        (("overhead", "--rounds", "0"), "--rounds: from 1"),
+        (("recovery", "--against", "torchft,horovod"), "'horovod'; there are torchft, torchft-tuned, restart"),
+        (("recovery", "--systems", "gloo"), "'gloo'; there are ftar, ftar+spare, torchft"),
+        (("recovery", "--faults", "fire"), "'fire'; there are sigkill, sigstop, node-loss"),
+        (("recovery", "--count", "-1"), "--count -1: from 0 to 100000"),
+        (("recovery", "--pace", "nan"), "--pace nan"),
+        (("recovery", "--replicas", "1"), "--replicas 1: from 2 to 16"),
+        (("recovery", "--from", "/nowhere"), "no such directory"),
+        (("recovery", "--svg", "/nowhere/at/all.svg"), "no directory /nowhere/at"),
     ],
 )
 def test_wrong_input_is_named(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
