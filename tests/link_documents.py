@@ -30,7 +30,7 @@ def change(seq: int, to: str = "DOWN", **more: Any) -> dict[str, Any]:
 
 def document(links: Sequence[dict[str, Any]] = (), changes: Sequence[dict[str, Any]] = (), **more: Any) -> bytes:
     base = {
-        "schema": 1, "pid": 100, "kind": "nccl", "job": "llm", "name": "p0", "rank": "3", "age_s": 60.0,
+        "schema": 2, "pid": 100, "kind": "nccl", "job": "llm", "name": "p0", "rank": "3", "age_s": 60.0,
         "mode": "backup", "merge_ms": 100.0,
         "rails": [{"name": f"rail{i}", "device": f"eth{i}", "address": f"10.1.{i}.1", "carrier": True} for i in (0, 1)],
         "changes": list(changes), "links_total": len(links), "links": list(links), "left_out": 0,

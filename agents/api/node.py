@@ -127,9 +127,9 @@ class RankView(Answer):
 class LinkRailView(Answer):
     """One rail of a process, over all its connections.
 
-    `state` is the worst one of them (UP, HOLD, PROBING, DOWN), with the reason of that connection and its age. `moved`:
-    connections that prefer this rail and send over another one now, by that one's name. `flaps` is the most of one
-    connection, not yet forgotten; `detect_ms` how long the last loss took to notice, the longest of them.
+    `state` is the worst one of them (UP, HOLD, PROBING, SILENT, DOWN), with the reason of that connection and its age.
+    `moved`: connections that prefer this rail and send over another one now, by that one's name. `flaps` is the most of
+    one connection, not yet forgotten; `detect_ms` how long the last loss took to notice, the longest of them.
     """
 
     rail: str

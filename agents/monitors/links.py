@@ -22,6 +22,7 @@ EVENTS = 50
 MAX_TEXT = 300
 COUNTED_RAILS = 64  # names of rails come from outside, and every one is a label of a metric
 OTHER = "other"
+NO_WAY = ("DOWN", "PROBING", "SILENT")
 
 
 class Told(NamedTuple):
@@ -145,6 +146,11 @@ class LinkBook:
             yield from self._tell(process, change)
         if process.status is not None:
             how = "closed its links" if lives(process.pid) else "ended"
+            cut_off = sum(all(rail.state in NO_WAY for rail in link.rails) for link in process.status.links)
+            if cut_off:
+                how += (
+                    f"; when last seen, {cut_off} of its {len(process.status.links)} connections had no rail that works"
+                )
             yield Told("link.process", "", f"{process.who} {how}", pid=process.pid)
 
     def _changes(self, now: float, process: _Process, status: LinkStatus, first: bool) -> Iterator[Told]:
@@ -222,12 +228,17 @@ def in_words(status: LinkStatus, change: Change) -> str:
     links, rail, reason = f"{many}{word} {peer}", printable(change.rail), printable(change.reason)
     if change.kind == "moved":
         return f"{links} {_verb(change, 'sends', 'send')} over {rail} now: {reason}"
+    if change.kind == "dead":
+        return f"{links}: no rail works: {reason}"
+    if change.kind == "back":
+        return f"{links}: a rail works again"
     if change.kind == "unreachable":
-        return f"{links}: all rails are dead: {reason}"
+        return f"{links}: {reason}" + ("; given up" if status.kind == "nccl" else "")
     if change.kind == "over":
         return f"{links}: the peer {reason}"
     if change.to == "DOWN":
-        return f"{links} lost {rail}: {reason} (noticed after {change.detect_ms:.0f} ms)"
+        noticed = f" (noticed after {change.detect_ms:.0f} ms)" if change.detect_ms >= 0 else ""
+        return f"{links} lost {rail}: {reason}{noticed}"
     if change.to == "HOLD":
         return f"{links} {_verb(change, 'has', 'have')} {rail} back, in hold-down: {reason}"
     return f"{links}: {rail} is {printable(change.to)}: {reason}"

@@ -53,7 +53,7 @@ class Event(TypedDict, total=False):
     state: str
     active: bool
     reason: str
-    detect_ms: float
+    detect_ms: float | None
     time: float  # CLOCK_MONOTONIC seconds
 
 class LinkStat(TypedDict):
@@ -161,8 +161,8 @@ class LinkHealth:
     def echo(self, rail: int, now_ms: float) -> None: ...
     def notice(self, rail: int, reason: str, now_ms: float) -> None: ...
     def tick(self, now_ms: float) -> None: ...
-    def take_changes(self) -> list[tuple[int, str, str, str]]:
-        """(rail, event, new state, reason) since the last call."""
+    def take_changes(self) -> list[tuple[int, str, str, str, float]]:
+        """(rail, event, new state, reason, ms from the last sign of life or -1) since the last call."""
 
     def state(self, rail: int) -> str: ...
     def reason(self, rail: int) -> str: ...
@@ -172,6 +172,10 @@ class LinkHealth:
     def connecting(self, rail: int, now_ms: float) -> None: ...
     def preferred(self) -> int: ...
     def unreachable(self, now_ms: float) -> str: ...
+    def dead(self, now_ms: float) -> tuple[float, str]:
+        """No rail works for so many ms, and why each does not; the text is empty if one does."""
+
+    def silent_ms(self, rail: int, now_ms: float) -> float: ...
 
 def stripe_share(loads: list[tuple[float, int]], rail: int, queued: int, piece: int) -> int:
     """How many bytes of the next `piece` this rail takes, of `queued` in all; 0: none (csrc/stripe.h).

@@ -1,4 +1,4 @@
-"""What a process says of its links on its status socket: one JSON document, schema 1 (native/csrc/status_socket.h).
+"""What a process says of its links on its status socket: one JSON document, schema 2 (native/csrc/status_socket.h).
 
 The names of the sockets, the document, and its one parser. Unknown keys are errors: whoever adds some says so by the
 number of the schema.
@@ -12,9 +12,9 @@ import msgspec
 
 from ftar_core.errors import WireError
 
-SCHEMA = 1
+SCHEMA = 2
 KINDS = ("ring", "nccl")
-STATES = ("DOWN", "PROBING", "HOLD", "UP")  # the worst first
+STATES = ("DOWN", "SILENT", "PROBING", "HOLD", "UP")  # the worst first
 MAX_BYTES = 4 * 2**20
 _NAME = re.compile(r"@ftar-links/(\d{1,10})/(\d{1,3})\Z")
 
@@ -35,9 +35,9 @@ class Port(_Part, frozen=True):
 class Change(_Part, frozen=True):
     """Something that happened, to `links` connections within the document's merge_ms. `seq` counts from 1.
 
-    kind: rail (its state), moved (data now goes over `rail`), unreachable, over (the peer is gone). `peer`, `direction`
-    (out | in) and `rail` are empty where there are several or none. detect_ms: from the last sign of life to the
-    verdict.
+    kind: rail (its state), moved (data now goes over `rail`), dead (no rail works), back (one does again), unreachable
+    (given up), over (the peer is gone). `peer`, `direction` (out | in) and `rail` are empty where there are several or
+    none. detect_ms: from the last sign of life to the verdict; -1: there was none before.
     """
 
     seq: int
@@ -56,7 +56,8 @@ class Change(_Part, frozen=True):
 class LinkRail(_Part, frozen=True):
     """One rail of a connection; `rail` is an index of the document's rails, `address` the peer's.
 
-    state: UP | DOWN | PROBING | HOLD. detect_ms: how long the last loss took to notice; -1: there was none.
+    state: UP | DOWN | PROBING | HOLD | SILENT: UP or HOLD, since silence on all rails convicts none of them, but
+    nothing has been heard for a second or more. detect_ms: how long the last loss took to notice; -1: there was none.
     """
 
     rail: int

@@ -144,7 +144,7 @@ def _is_down(rail: str, snapshot: Snapshot) -> NicView | None:
 def _rail_in_words(nic: NicView, total: links.RailLinks) -> str:
     if not total.links:
         return "no process on this node has links over it"
-    if total.active:
+    if total.active and total.up:
         return f"it carries the data of {total.active} of {total.links} link ends"
     if total.moved:
         return f"it carries nothing: {links.sentence(total)}"

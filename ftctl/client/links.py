@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from agents.api.models import LinkProcessView, LinkRailView, LinkRow, LinkView, NicView, NodeView, RankView
 from ftctl.client.cluster import Snapshot
 
-STATES = ("UP", "DOWN", "PROBING", "HOLD")
-_WORST_FIRST = ("DOWN", "PROBING", "HOLD", "UP", "")
+STATES = ("UP", "DOWN", "PROBING", "HOLD", "SILENT")
+_WORST_FIRST = ("DOWN", "SILENT", "PROBING", "HOLD", "UP", "")
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ def _of_links(snapshot: Snapshot, view: NodeView) -> Iterator[Problem]:
         if nic.role != "rail" or is_bad(nic) or not found.links:
             continue
         name = f"{view.name}/{nic.name}"
-        if found.state in ("DOWN", "PROBING") and found.since_s >= LINKS_CONNECT_S:
+        if found.state in ("DOWN", "SILENT", "PROBING") and found.since_s >= LINKS_CONNECT_S:
             lost = found.links - found.up
             reason = f"{lost} of {found.links} links do not get through, though the NIC is up: {found.reason}"
             if other := _far_end(snapshot, nic):  # what is to be done stands beside the NIC that is down

@@ -78,7 +78,8 @@ def up(
     """
     from ftctl.config import output_only
     from ftctl.lab import lifecycle
-    from ftctl.lab.layout import NCCL, LabOptions
+    from ftctl.lab.configure import wished_net_options
+    from ftctl.lab.layout import LabOptions
     from ftctl.lab.progress import progress
     from ftctl.lab.ready import wait_until_training
 
@@ -103,10 +104,7 @@ def up(
         lab = lifecycle.bring_up(
             options, lambda lab: world.run(wait_until_training(world, lab, talk.now)), progress=talk.now
         )
-        beside = f", {spares} hot spare{'' if spares == 1 else 's'}" if spares else ""
-        what = f"{replicas} ranks run the NCCL plugin" if job == NCCL else f"{replicas} replicas train{beside}"
-        each = f"{rails} rails each" if ranks == 1 else f"{ranks} ranks and {rails} rails each"
-        talk.done(f"lab {name} is up: {what}, {each}")
+        talk.done(f"lab {name} is up: {_what_runs(options, wished_net_options())}")
     if chosen.for_machines:
         from ftctl.render.document import emit
 
@@ -124,6 +122,19 @@ def up(
         )
         return
     _say_next(world, lab.manifest.options)
+
+
+def _what_runs(options: LabOptions, wished: str) -> str:
+    """`wished`: FTAR_NET_OPTIONS of this shell, which ranks of the plugin get."""
+    from ftctl.lab.layout import NCCL
+
+    rails, spares = f"{options.rails} rails each", options.spares
+    if options.job == NCCL:
+        own = f", with the FTAR_NET_OPTIONS of this shell ({wished})" if wished else ""
+        return f"{options.replicas} ranks run the NCCL plugin, {rails}{own}"
+    beside = f", {spares} hot spare{'' if spares == 1 else 's'}" if spares else ""
+    each = rails if options.ranks == 1 else f"{options.ranks} ranks and {rails}"
+    return f"{options.replicas} replicas train{beside}, {each}"
 
 
 def _say_next(world: World, options: LabOptions) -> None:

@@ -25,7 +25,7 @@ def links(
     node: Annotated[str | None, typer.Option("--node", metavar="NODES", help="Only these nodes (node[0-3]).")] = None,
     rail: Annotated[str, typer.Option("--rail", metavar="RAIL", help="Only this rail or NIC.")] = "",
     state: Annotated[
-        str, typer.Option("--state", metavar="STATE", help="Only rails that are UP, DOWN, PROBING or HOLD.")
+        str, typer.Option("--state", metavar="STATE", help="Only rails that are UP, DOWN, PROBING, HOLD or SILENT.")
     ] = "",
     pid: Annotated[int | None, typer.Option("--pid", min=1, help="Only this process.")] = None,
     each: Annotated[bool, typer.Option("--each", help="A row for each connection, not for each peer.")] = False,

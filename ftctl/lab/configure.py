@@ -172,12 +172,16 @@ def traffic_report(paths: LabPaths, node: str) -> Path:
     return paths.journal / f"{node}.json"
 
 
+def wished_net_options() -> str:
+    """FTAR_NET_OPTIONS of whoever makes the lab: its NCCL ranks get them, behind the lab's own."""
+    return os.environ.get("FTAR_NET_OPTIONS", "")
+
+
 def nccl_rank(
     paths: LabPaths, manifest: Manifest, nodes: Sequence[Node], rank: int, credentials: Credentials
 ) -> ProcessSpec:
     node, options = nodes[rank], manifest.options
     name = f"rank-{node.name}"
-    wished = os.environ.get("FTAR_NET_OPTIONS", "")  # of whoever makes the lab
     return ProcessSpec(
         name=name,
         namespace=node.name,
@@ -194,7 +198,7 @@ def nccl_rank(
             "MASTER_ADDR": nodes[0].management.address,
             "MASTER_PORT": str(MEETING_PORT),
             "FTAR_JOB": options.name,
-            "FTAR_NET_OPTIONS": ",".join(filter(None, [f"hold_down_ms={RANK_HOLD_DOWN_MS}", wished])),
+            "FTAR_NET_OPTIONS": ",".join(filter(None, [f"hold_down_ms={RANK_HOLD_DOWN_MS}", wished_net_options()])),
         },
         final_codes=RANK_FINAL,
     )

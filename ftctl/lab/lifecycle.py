@@ -42,6 +42,9 @@ from ftctl.lab.teardown import Leftovers
 
 NETWORK_WITHIN_S = 30.0  # takes 0.5 s; much more is a hung kernel or a machine without memory
 POLL_S = 0.05
+ROOM = 4 * 2**20  # bytes; a lab's files are some 0.5 MiB before it writes its first log
+FULL = 64 * 1024  # with less, logs end in the middle
+ROOM_HINT = "df -h; df -i; FTCTL_STATE_DIR moves labs elsewhere"
 
 Processes = Callable[[LabPaths, Manifest, Sequence[Node], Credentials], tuple[ProcessSpec, ...]]
 Ready = Callable[["Lab"], None]
@@ -101,6 +104,8 @@ def bring_up(
     paths = lab_paths(options.name)
     with interruptible(), _errors_of_the_disk(options.name):
         ensure_private(labs_dir())
+        if full := without_room(labs_dir(), ROOM):
+            raise UsageProblem(f"lab {options.name}", full, ROOM_HINT)
         with _lock(options.name):
             _refuse_if_there(paths)
             lab: Lab | None = None
@@ -163,6 +168,8 @@ def _wait_for_network(lab: Lab, keeper: subprocess.Popen[bytes]) -> None:
 
 def _take_back(paths: LabPaths, lab: Lab | None, error: BaseException) -> None:
     """Keep the logs of a lab that failed by itself, remove the rest."""
+    # On a full disk, what its processes wanted to say of it found no room either.
+    full = without_room(paths.root, FULL) if isinstance(error, CliError) else ""
     if isinstance(error, CliError) and (kept := keep_logs(paths)) is not None:
         error.hint = f"{error.hint + '; ' if error.hint else ''}all logs are in {kept}"
     left = teardown.take_down(paths)
@@ -174,6 +181,20 @@ def _take_back(paths: LabPaths, lab: Lab | None, error: BaseException) -> None:
             f"could not be removed completely: {'; '.join(left.lines())}",
             f"ftctl lab down --name {paths.root.name}",
         ) from error
+    if full and isinstance(error, CliError):
+        raise CliError(f"lab {paths.root.name}", f"{full} ({error})", ROOM_HINT, error.code) from error
+
+
+def without_room(directory: Path, least: int) -> str:
+    """A sentence if the file system of `directory` has fewer bytes left than `least`, or no more files, else empty."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return ""
+    left = found.f_bavail * found.f_frsize
+    if left < least:
+        return f"only {left // 1024} KiB are left in {directory}"
+    return f"no more files fit into {directory}" if found.f_files and not found.f_favail else ""
 
 
 def keep_logs(paths: LabPaths) -> Path | None:
@@ -248,9 +269,7 @@ def _errors_of_the_disk(name: str) -> Iterator[None]:
         raise UsageProblem(f"lab {name}", str(error), "set FTCTL_STATE_DIR to a directory of your own") from None
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        raise CliError(
-            f"lab {name}", f"{error.strerror or error}{where}", "df -h; FTCTL_STATE_DIR moves labs elsewhere"
-        ) from None
+        raise CliError(f"lab {name}", f"{error.strerror or error}{where}", ROOM_HINT) from None
 
 
 def _version() -> str:

@@ -113,7 +113,7 @@ def traffic_of(lab: LabInfo) -> list[tuple[str, Traffic]]:
 def _traffic(name: str, traffic: list[tuple[str, Traffic]]) -> ConsoleRenderable:
     from rich.text import Text
 
-    heads = ["rank", "node", "state", "rounds", "messages", "bytes checked", "wrong", "longest", "pid"]
+    heads = ["rank", "node", "state", "rounds", "messages", "bytes checked", "wrong", "slowest message", "pid"]
     rows: list[list[Cell]] = [
         [
             str(one.rank),

@@ -12,7 +12,7 @@ from ftctl.client import links
 from ftctl.client.cluster import Snapshot
 from ftctl.durations import show
 from ftctl.render.document import Document
-from ftctl.render.tables import BAD, FAINT, GOOD, PASSING, Cell, table
+from ftctl.render.tables import BAD, FAINT, GOOD, PASSING, Cell, Items, table
 
 Known = Mapping[str, str]
 _STYLES = {"UP": GOOD, "HOLD": PASSING, "PROBING": PASSING}
@@ -69,7 +69,7 @@ def processes(snapshot: Snapshot) -> ConsoleRenderable | None:
 def _process(node: str, process: LinkProcessView) -> tuple[Cell, ...]:
     if not process.kind:
         return (str(process.pid), node, "-", "-", "-", "-", Text(process.note, style=BAD))
-    rails = Text("  ").join(
+    rails = [
         Text.assemble(
             f"{rail.rail} ",
             (f"{rail.up}/{rail.links} {rail.state}", _STYLES.get(rail.state, BAD)),
@@ -78,13 +78,13 @@ def _process(node: str, process: LinkProcessView) -> tuple[Cell, ...]:
         )
         for rail in process.rails
         if rail.links
-    )
-    if len([rail for rail in process.rails if rail.links]) == 1:
-        rails.append("  unprotected: one rail only", style=PASSING)
+    ]
+    if len(rails) == 1:
+        rails.append(Text("unprotected: one rail only", style=PASSING))
     if process.mode not in ("", "backup"):
-        rails.append(f"  {process.mode}")
+        rails.append(Text(process.mode))
     if process.note:
-        rails.append(f"  {process.note}; {show(process.silent_s)} old", style=BAD)
+        rails.append(Text(f"{process.note}; {show(process.silent_s)} old", style=BAD))
     return (
         who(process.pid, process.kind, process.rank, process.name),
         node,
@@ -92,7 +92,7 @@ def _process(node: str, process: LinkProcessView) -> tuple[Cell, ...]:
         str(process.links),
         str(process.peers),
         str(process.resumes),
-        rails if rails.plain else Text("no links yet", style=FAINT),
+        Items(rails) if rails else Text("no links yet", style=FAINT),
     )
 
 

@@ -14,7 +14,7 @@ from ftctl.client.problems import Problem, fault_on, is_bad, rail_word, recommen
 from ftctl.durations import show
 from ftctl.render import document
 from ftctl.render import links as link_view
-from ftctl.render.tables import BAD, FAINT, GOOD, PASSING, Cell, fault_style, job_style, replica_style, table
+from ftctl.render.tables import BAD, FAINT, GOOD, PASSING, Cell, Items, fault_style, job_style, replica_style, table
 
 RECENT_STALLS = 5
 
@@ -136,10 +136,9 @@ def _node(answer: NodeAnswer, wide: bool, every: bool) -> tuple[Cell, ...]:
     extra = (f"{view.agent.rss_mb:.0f} MB", f"{view.agent.cpu_percent:.1f} %") if wide else ()
     count = sum(1 for f in view.faults if not f.state.over)
     faults = Text(str(count), style=PASSING) if count else Text("-")
-    rails = Text("\n" if wide else "  ").join(
-        _rail(view, nic, wide) for nic in view.nics if nic.role == "rail" or every
-    )
-    return (view.name, agent, *extra, _gpus(view), faults, rails if rails.plain else Text("none declared", style=FAINT))
+    rails = [_rail(view, nic, wide) for nic in view.nics if nic.role == "rail" or every]
+    shown: Cell = Text("\n").join(rails) if wide else Items(rails)
+    return (view.name, agent, *extra, _gpus(view), faults, shown if rails else Text("none declared", style=FAINT))
 
 
 def _gpus(view: NodeView) -> Cell:

@@ -5,7 +5,7 @@ No borders (they cost a third of a narrow terminal and break copying), no emoji,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
@@ -18,7 +18,26 @@ PASSING = "yellow"
 BAD = "red"
 FAINT = "dim"
 
-Cell = str | Text
+
+class Items:
+    """Things side by side, such as the rails of a node: a line ends between two of them, and inside one only where it
+    is wider than the terminal by itself."""
+
+    def __init__(self, items: Iterable[Text]) -> None:
+        self.items = list(items)
+
+    def beside(self, width: int | None = None) -> Text:
+        """In lines of at most `width` columns; None: in one line."""
+        lines: list[Text] = []
+        for item in self.items:
+            if lines and (width is None or _width(lines[-1]) + _GAP + _width(item) <= width):
+                lines[-1] = Text.assemble(lines[-1], " " * _GAP, item)
+            else:
+                lines.append(item)
+        return Text("\n").join(lines)
+
+
+Cell = str | Text | Items
 
 _GAP = 2
 _UNDER = 4  # how far the last column stands in under its row
@@ -27,27 +46,31 @@ _LEAST_LAST = 24  # columns of the last column, below which its text would be a 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> ConsoleRenderable:
     """A title line and the rows under upper-case heads; the last column folds when the terminal is narrow."""
-    body = _Fitting([column.upper() for column in columns], [[_text(cell) for cell in row] for row in rows])
+    body = _Fitting([column.upper() for column in columns], rows)
     return Group(Text(title, style="bold underline"), body) if title else body
 
 
-def _text(cell: Cell) -> Text:
-    return cell if isinstance(cell, Text) else Text(cell)
+def _text(cell: Cell, width: int | None = None) -> Text:
+    return cell.beside(width) if isinstance(cell, Items) else cell if isinstance(cell, Text) else Text(cell)
 
 
 class _Fitting:
     """A table whose cells are never cut: where the others leave the last column no room, it goes under its row."""
 
-    def __init__(self, heads: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+    def __init__(self, heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         self._heads = heads
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [[Text(head, style="bold") for head in self._heads], *self._rows]
+        heads = [Text(head, style="bold") for head in self._heads]
+        lines = [heads, *([_text(cell) for cell in row] for row in self._rows)]
         widths = [max(_width(line[index]) for line in lines) for index in range(len(self._heads))]
-        if sum(widths[:-1]) + _GAP * (len(widths) - 1) + min(widths[-1], _LEAST_LAST) > options.max_width:
-            for line in lines:
-                *cells, last = line
+        taken = sum(widths[:-1]) + _GAP * (len(widths) - 1)
+        under = taken + min(widths[-1], _LEAST_LAST) > options.max_width
+        room = None if options.no_wrap else options.max_width - (_UNDER if under else taken)
+        lines = [heads, *([*map(_text, row[:-1]), _text(row[-1], room)] for row in self._rows)]
+        if under:
+            for *cells, last in lines:
                 yield Text(" ").join(_padded(cell, width) for cell, width in zip(cells, widths, strict=False))
                 yield Padding(last, (0, 0, 0, _UNDER))
             return
@@ -55,8 +78,8 @@ class _Fitting:
         for index, head in enumerate(self._heads):
             last_one = index == len(self._heads) - 1
             body.add_column(head, overflow="fold", no_wrap=not last_one, ratio=1 if last_one else None)
-        for row in self._rows:
-            body.add_row(*row)
+        for line in lines[1:]:
+            body.add_row(*line)
         yield body
 
 

@@ -64,6 +64,34 @@ def test_a_lost_rail_is_one_event_with_its_reason_and_is_told_once() -> None:
     assert watch.book.counters.losses == {("nccl", "rail0"): 64}
 
 
+def test_a_connection_without_a_rail_that_works_is_told_before_it_is_given_up_and_after_its_process_too() -> None:
+    watch = Watch()
+    silent = link(1, rail(0, "SILENT"), rail(1, "DOWN"), direction="in")
+    watch.look(answer(document([link(1, rail(0), rail(1), direction="in"), link(2, rail(0), rail(1))])))
+    dead = change(
+        1, "", kind="dead", rail="", links=2, direction="in", reason="rail 0: silent for 1000 ms", detect_ms=-1.0
+    )
+    told = watch.look(answer(document([silent, link(2, rail(0), rail(1))], [dead])))
+    back = change(2, "", kind="back", rail="", links=2, direction="in", reason="", detect_ms=-1.0)
+    told += watch.look(answer(document([silent, link(2, rail(0), rail(1))], [dead, back])))
+    gone = change(
+        3, "", kind="unreachable", rail="", links=1, direction="in", reason="all rails have been dead for 30000 ms"
+    )
+    told += watch.look(answer(document([silent, link(2, rail(0), rail(1))], [dead, back, gone])))
+    never = change(4, reason="the peer says: no carrier", links=1, detect_ms=-1.0)
+    told += watch.look(answer(document([silent, link(2, rail(0), rail(1))], [dead, back, gone, never])))
+    watch.living.clear()
+    told += watch.look()
+    assert [t.reason.partition("(nccl, rank 3)")[2] for t in told] == [
+        ": 2 connections from 10.1.0.2: no rail works: rail 0: silent for 1000 ms",
+        ": 2 connections from 10.1.0.2: a rail works again",
+        ": a connection from 10.1.0.2: all rails have been dead for 30000 ms; given up",
+        ": a connection to 10.1.0.2 lost rail0: the peer says: no carrier",
+        " ended; when last seen, 1 of its 2 connections had no rail that works",
+    ]
+    assert {t.kind for t in told} == {"link.peer", "link.rail", "link.process"}
+
+
 def test_a_change_that_may_still_grow_waits_and_is_told_at_the_latest_when_its_process_is_gone() -> None:
     watch = Watch()
     watch.look(answer(document()))
@@ -113,10 +141,10 @@ def test_a_process_that_is_silent_keeps_its_view_and_is_told_after_a_while_once(
 
 def test_a_process_of_another_version_is_one_warning() -> None:
     watch = Watch()
-    told = [t for _ in range(3) for t in watch.look(answer(document(schema=2)))]
+    told = [t for _ in range(3) for t in watch.look(answer(document(schema=3)))]
     assert [t.kind for t in told] == ["link.unreadable"]
-    assert "schema 2 and this version knows 1" in told[0].reason
-    assert watch.book.views(watch.now)[0].note.startswith("it speaks schema 2")
+    assert "schema 3 and this version knows 2" in told[0].reason
+    assert watch.book.views(watch.now)[0].note.startswith("it speaks schema 3")
 
 
 def test_a_socket_that_a_fork_inherited_from_a_dead_process_is_nobody() -> None:

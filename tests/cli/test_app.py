@@ -118,6 +118,12 @@ def test_an_internal_error_is_a_line_too_and_a_traceback_on_request(
         main(["version"], world)
 
 
+def test_the_version_is_a_document_too(bare: Run) -> None:
+    number = bare("version").out.split()[1]
+    assert bare("version", "-o", "json").json() == {"schema": 1, "version": number}
+    assert bare("version", "-o", "yaml").out == f"---\nschema: 1\nversion: {number}\n"
+
+
 def test_a_reader_that_leaves_ends_it_quietly(cluster: FakeCluster) -> None:
     env = {**os.environ, "FTCTL_INVENTORY": str(cluster.inventory)}
     done = subprocess.run(

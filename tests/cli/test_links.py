@@ -53,6 +53,17 @@ def test_a_job_that_only_runs_nccl_is_on_the_page_and_healthy(ftctl: Run, plain:
     assert ftctl("events").code == 0
 
 
+def test_idle_connections_of_a_peer_that_is_cut_off_are_no_rails_that_work(ftctl: Run, plain: FakeCluster) -> None:
+    plain["node0"].sees_links((100, nccl(0, 1, "SILENT", "SILENT", reason="nothing is heard on any rail", since_s=4.0)))
+    result = ftctl("status")
+    assert result.code == 1
+    assert "rail0 0/2 SILENT" in result.out
+    words = " ".join(result.out.split())
+    assert "node0/rail0: 2 of 2 links do not get through, though the NIC is up: nothing is heard on any rail" in words
+    rows = ftctl("links", "--state", "silent", "-o", "json").json()["links"]
+    assert {(row["state"], row["up"]) for row in rows} == {("SILENT", 0)}
+
+
 def test_a_rail_that_went_down_says_where_its_traffic_is(ftctl: Run, plain: FakeCluster) -> None:
     ftctl("inject", "link-down", "--node", "node0", "--nic", "rail0", "--reason", "test")
     why = {"reason": "no carrier: rail0 is down", "since_s": 4.0, "flaps": 1, "detect_ms": 2.0}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
 from agents.api import models as m
 from ftctl import durations, hostlist
@@ -15,8 +16,8 @@ from ftctl.client.cluster import NodeAnswer, Snapshot, short_name
 from ftctl.client.problems import Problem, Urgency, find, recommend, verdict
 from ftctl.errors import AgentUnreachable, CliError, UsageProblem
 from ftctl.exit_codes import ExitCode, most_urgent
+from ftctl.render.tables import Items, table
 from ftctl.render.tables import show as show_parts
-from ftctl.render.tables import table
 
 from .fake_agent import FakeAgent, FakeCluster, FakeJob, nic, replica
 
@@ -301,3 +302,18 @@ def test_no_cell_of_a_table_is_cut_however_narrow_the_terminal(width: int) -> No
     words = shown.split()
     for text in (*(head.upper() for head in heads), *row, reason):
         assert all(word in words for word in text.split()), text
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 200])
+def test_a_line_ends_between_two_rails_and_not_inside_one(width: int) -> None:
+    rails = ["rail0 up 10G 0/4 links, 2 moved", "rail1 up 10G active", "rail2 up 10G 4/4 links", "rail3 down"]
+    console = Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
+    row = ("node0", "pid 17375, 22s", "no GPUs (NVML not found)", "-", Items(map(Text, rails)))
+    show_parts(console, table("", ("node", "agent", "gpus", "faults", "rails"), [row]))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    whole = [rail for rail in rails if len(rail) <= width - 4]
+    assert [rail for rail in whole if rail not in text] == []
+    assert max(map(len, text.splitlines())) <= width
+    if width >= 60:
+        assert len(text.splitlines()) < 2 + len(rails)  # side by side where there is room

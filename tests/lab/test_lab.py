@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -313,6 +315,35 @@ def test_without_root_inside_a_user_namespace(state_dir: Path) -> None:
     )
     assert child.returncode == 0, child.stderr
     assert child.stdout.splitlines() == ["HELLO", "[] [] True"]
+
+
+@pytest.fixture
+def small_disk(state_dir: Path) -> Iterator[Path]:
+    """The state directory is a file system of 6 MiB."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(state_dir)], check=True)
+    try:
+        yield state_dir
+    finally:
+        subprocess.run(["umount", "--lazy", str(state_dir)], check=True)
+
+
+@only_root
+def test_a_full_disk_is_the_reason_whatever_fails_on_it(small_disk: Path) -> None:
+    def fills_up(_lab: Lab) -> None:
+        with suppress(OSError), (small_disk / "big").open("wb") as big:
+            while True:
+                big.write(bytes(1 << 12))
+                big.flush()
+        raise CliError("agent of node0", "no answer", "ftctl doctor")
+
+    options = LabOptions(name="lab", replicas=2)
+    with pytest.raises(CliError) as caught:
+        lifecycle.bring_up(options, fills_up, processes=sleepers)
+    assert str(caught.value) == f"lab lab: only 0 KiB are left in {small_disk}/labs/lab (agent of node0: no answer)"
+    assert "df -h" in caught.value.hint
+    with pytest.raises(UsageProblem, match=r"only \d+ KiB are left in .*/labs$"):
+        lifecycle.bring_up(options, fills_up, processes=sleepers)
+    assert list_labs() == []
 
 
 @only_root

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from cryptography import x509
 
+from ftctl.commands.lab import _what_runs
 from ftctl.errors import UsageProblem
 from ftctl.exit_codes import ExitCode
 from ftctl.lab import configure, credentials, paths, teardown
@@ -159,6 +160,10 @@ def test_a_lab_that_runs_nccl_has_ranks_and_no_coordinator(
     assert (parsed.rounds, parsed.round_ms) == (9, options.step_ms)
     assert (read_place(specs[3].env).rank, read_place(specs[3].env).address) == (1, "10.99.0.1")
     assert specs[3].env["FTAR_NET_OPTIONS"] == "hold_down_ms=3000,heartbeat_ms=20"
+    # What came from the shell is said, since nobody looks there for the reason of a lab that behaves otherwise.
+    told = _what_runs(options, configure.wished_net_options())
+    assert told.endswith("run the NCCL plugin, 2 rails each, with the FTAR_NET_OPTIONS of this shell (heartbeat_ms=20)")
+    assert "FTAR_NET_OPTIONS" not in _what_runs(options, "") + _what_runs(manifest.options, "heartbeat_ms=20")
 
 
 @pytest.mark.parametrize(

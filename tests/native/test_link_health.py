@@ -82,7 +82,7 @@ def test_every_kind_of_loss_takes_the_rail_down_and_says_why(loss: str) -> None:
         link.health.notice(0, "rail0 has no carrier", link.now)
     else:
         link.run(160, hear=(1,))
-    ((rail, event, state, reason),) = link.health.take_changes()
+    ((rail, event, state, reason, _),) = link.health.take_changes()
     assert (rail, event, state) == (0, loss, "DOWN")
     assert link.states() == ["DOWN", "UP"]
     assert link.health.preferred() == 1
@@ -155,6 +155,37 @@ def test_unreachable_after_200_ms_with_all_rails_dead() -> None:
     reason = link.health.unreachable(link.now)
     assert "no carrier" in reason
     assert "connection timed out" in reason
+
+
+def test_a_rail_that_is_up_and_silent_says_so_and_a_link_without_a_rail_that_works_too() -> None:
+    link = Link(unreachable_ms=30_000)
+    link.run(900)
+    assert [link.health.silent_ms(rail, link.now) for rail in link.rails] == [0, 0]  # a busy machine is no news
+    link.run(100)
+    assert link.states() == ["UP", "UP"]
+    assert [link.health.silent_ms(rail, link.now) for rail in link.rails] == [1000, 1000]
+    dead_ms, why = link.health.dead(link.now)
+    assert (dead_ms, why) == (850, "rail 0: silent for 1000 ms; rail 1: silent for 1000 ms")
+    assert link.health.unreachable(link.now) == ""
+    link.health.heard(1, link.now)
+    assert link.health.dead(link.now)[1] == ""
+    assert link.health.silent_ms(0, link.now) == 0  # it gets a fresh period, as ever
+
+
+def test_what_never_worked_was_not_noticed_after_any_time() -> None:
+    link = Link(connect=False)
+    link.run(5000)
+    link.health.notice(0, "rail0 has no carrier", link.now)
+    link.health.carrier(1, False, "rail1 has no carrier", link.now)
+    assert [(rail, detect) for rail, _, _, _, detect in link.health.take_changes()] == [(0, -1), (1, -1)]
+    # Nor was one that has not come back yet lost once more.
+    link = Link()
+    link.run(10, hear=(0, 1))
+    link.health.closed(0, "reset", link.now)
+    link.run(60, hear=(1,))
+    link.health.notice(0, "rail0 has no carrier", link.now)
+    changes = [(event, detect) for _, event, _, _, detect in link.health.take_changes()]
+    assert changes == [("SocketError", 0), ("Retry", 0), ("PeerNotice", -1)]
 
 
 def test_repair_takes_a_connection_five_echoes_and_the_hold_down() -> None:
@@ -250,7 +281,7 @@ def test_whatever_happens_the_table_is_obeyed_and_a_living_rail_is_found(seed: i
         elif what == "fail" and health.may_connect(rail, link.now):
             health.connect_failed(rail, "refused", link.now)
         health.tick(link.now)
-        for r, event, state, reason in health.take_changes():
+        for r, event, state, reason, _ in health.take_changes():
             assert rows[states[r], event] == state
             assert reason
             states[r] = state

@@ -75,7 +75,7 @@ nb::dict to_dict(const Event& e) {
     d["direction"] = e.direction;
     d["state"] = e.state;
     d["active"] = e.active;
-    d["detect_ms"] = e.detect_ms;
+    d["detect_ms"] = e.detect_ms < 0 ? nb::none() : nb::object(nb::float_(e.detect_ms));
   }
   if (e.type != "ready" && e.type != "reduced") d["reason"] = e.reason;
   return d;

@@ -12,6 +12,8 @@ namespace ftar {
 
 namespace {
 constexpr int kRefusals = 5;
+constexpr double kDeadToldMs = 1000;
+constexpr double kDeadToldNewMs = 5000;  // of a link that was never made: its peer may be starting
 
 Hello hello_of(const LinkName& name) {
   Hello h;
@@ -60,9 +62,9 @@ FrameHeader LinkEnd::header(FrameType type) const {
   return h;
 }
 
-LinkRailStat LinkEnd::stat(int slot) const {
+LinkRailStat LinkEnd::stat(int slot, double now) const {
   const auto i = static_cast<size_t>(slot);
-  LinkRailStat s{health_.rail(slot), carries(slot), per_rail_[i].bytes_before};
+  LinkRailStat s{health_.rail(slot), carries(slot), per_rail_[i].bytes_before, health_.silent_ms(slot, now)};
   if (const Conn* c = conns_[i]) s.bytes += sender_ ? c->bytes_sent() : c->bytes_received();
   return s;
 }
@@ -335,9 +337,22 @@ void LinkEnd::tick(double now) {
   if (closed_) return;
   tick_more(now);
   if (closed_) return;
+  check_dead(now);
+}
+
+// Operators are told early that no rail works: who is given up may end within the second, and then nobody can be asked.
+void LinkEnd::check_dead(double now) {
   const bool parked = std::any_of(conns_.begin(), conns_.end(), [](const Conn* c) { return c != nullptr && c->parked_by_peer(); });
   // Parked: the peer answers, it has not heard of the epoch yet. A receiver that nobody has called yet cannot know more.
   const bool unknown = parked || (!sender_ && first_up_ms_ < 0);
+  const LinkHealth::Dead dead = unknown ? LinkHealth::Dead{} : health_.dead(now);
+  if (dead.why.empty()) {
+    if (dead_told_) transport_.status().back(*this);
+    dead_told_ = false;
+  } else if (!dead_told_ && dead.ms >= (first_up_ms_ < 0 ? kDeadToldNewMs : kDeadToldMs)) {
+    dead_told_ = true;
+    transport_.status().dead(*this, dead.why);
+  }
   const std::string reason = unknown ? "" : health_.unreachable(now);
   if (reason.empty()) {
     unreachable_told_ = false;

@@ -75,6 +75,7 @@ struct LinkRailStat {
   RailVerdict verdict;
   bool active = false;  // carries data
   uint64_t bytes = 0;
+  double silent_ms = 0;  // LinkHealth::silent_ms
 };
 
 // What both ends share: connections by rail, health, heartbeats (link_beat.cpp), addresses (link_address.cpp), the end
@@ -105,7 +106,7 @@ class LinkEnd : public ConnUser, public PathUser {
   bool carries(int slot) const { return (carrying_ >> slot & 1) != 0; }
   int resumes() const { return resumes_; }
   const std::string& rail_name(int slot) const;
-  LinkRailStat stat(int slot) const;
+  LinkRailStat stat(int slot, double now_ms) const;
   std::string mtu_difference(int slot) const;  // see netio.h
   int retransmits(int slot) const;  // by the present connection's TCP; 0 without one
 
@@ -183,6 +184,7 @@ class LinkEnd : public ConnUser, public PathUser {
   void drop_inquiries();
   bool any_open() const;
   bool nobody_listens() const;
+  void check_dead(double now_ms);
 
   std::vector<PerRail> per_rail_;
   std::atomic<bool> asked_{false};  // since the last tick
@@ -193,6 +195,7 @@ class LinkEnd : public ConnUser, public PathUser {
   double inquire_at_ms_ = -1;  // the peer's kernel closed everything: ask whether the process still lives
   std::string closed_reason_;
   bool unreachable_told_ = false;
+  bool dead_told_ = false;
 };
 
 class SendLink final : public LinkEnd {

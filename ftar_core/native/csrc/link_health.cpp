@@ -70,7 +70,7 @@ LinkHealth::LinkHealth(int rails, const Options& options, double now_ms)
       alive_since_ms_(now_ms) {
   for (Rail& r : rails_) {
     r.verdict.since_ms = now_ms;
-    r.heard_ms = r.carrier_seen_ms = r.quiet_from_ms = now_ms;
+    r.heard_ms = r.quiet_from_ms = now_ms;
   }
 }
 
@@ -101,6 +101,11 @@ void LinkHealth::lose(int rail, RailEvent event, std::string reason, double dete
   last_resort(now_ms);
 }
 
+double LinkHealth::heard_before(int rail, double now_ms) const {
+  const Rail& r = rails_[static_cast<size_t>(rail)];
+  return r.connection ? std::max(0.0, now_ms - r.heard_ms) : -1;
+}
+
 void LinkHealth::connecting(int rail, double now_ms) { at(rail).attempt_ms = now_ms; }
 
 void LinkHealth::connected(int rail, double now_ms, const std::string& proof) {
@@ -126,7 +131,7 @@ void LinkHealth::connect_failed(int rail, const std::string& reason, double now_
 }
 
 void LinkHealth::closed(int rail, const std::string& reason, double now_ms) {
-  lose(rail, RailEvent::socket_error, reason, std::max(0.0, now_ms - at(rail).heard_ms), now_ms);
+  lose(rail, RailEvent::socket_error, reason, heard_before(rail, now_ms), now_ms);
 }
 
 void LinkHealth::carrier(int rail, bool up, const std::string& reason, double now_ms) {
@@ -139,7 +144,7 @@ void LinkHealth::carrier(int rail, bool up, const std::string& reason, double no
   const bool was = r.carrier;
   r.carrier = false;
   if (was || r.verdict.state != RailState::down) {
-    lose(rail, RailEvent::carrier_lost, reason, now_ms - r.carrier_seen_ms, now_ms);
+    lose(rail, RailEvent::carrier_lost, reason, was && r.carrier_seen_ms >= 0 ? now_ms - r.carrier_seen_ms : -1, now_ms);
   }
 }
 
@@ -165,7 +170,7 @@ void LinkHealth::echo(int rail, double now_ms) {
 }
 
 void LinkHealth::notice(int rail, const std::string& reason, double now_ms) {
-  lose(rail, RailEvent::peer_notice, "the peer says: " + reason, std::max(0.0, now_ms - at(rail).heard_ms), now_ms);
+  lose(rail, RailEvent::peer_notice, "the peer says: " + reason, heard_before(rail, now_ms), now_ms);
 }
 
 double LinkHealth::silence_ms(const Rail& rail, double now_ms) const {
@@ -242,7 +247,7 @@ bool LinkHealth::may_connect(int rail, double now_ms) const {
          now_ms - r.attempt_ms >= options_.probe_interval_ms;
 }
 
-std::string LinkHealth::unreachable(double now_ms) const {
+LinkHealth::Dead LinkHealth::dead(double now_ms) const {
   double dead_since = start_ms_;
   std::string reasons;
   for (size_t i = 0; i < rails_.size(); ++i) {
@@ -250,7 +255,7 @@ std::string LinkHealth::unreachable(double now_ms) const {
     double since = r.verdict.since_ms;
     std::string why = r.verdict.reason;
     if (r.connection && r.verdict.state != RailState::down) {
-      if (silence_ms(r, now_ms) < limit_ms()) return "";
+      if (silence_ms(r, now_ms) < limit_ms()) return {};
       since = std::max(r.heard_ms, alive_since_ms_) + limit_ms();
       why = "silent for " + ms(now_ms - r.heard_ms);
     } else if (r.verdict.state == RailState::probing) {
@@ -260,9 +265,23 @@ std::string LinkHealth::unreachable(double now_ms) const {
     dead_since = std::max(dead_since, since);
     reasons += (reasons.empty() ? "" : "; ") + std::string("rail ") + std::to_string(i) + ": " + why;
   }
-  const double bound = ever_connected_ ? options_.unreachable_ms : std::max(options_.unreachable_ms, options_.handshake_ms);
-  if (now_ms - dead_since < bound) return "";
-  return "all rails have been dead for " + ms(now_ms - dead_since) + " (" + reasons + ")";
+  return {std::max(0.0, now_ms - dead_since), reasons};
+}
+
+double LinkHealth::bound_ms() const {
+  return ever_connected_ ? options_.unreachable_ms : std::max(options_.unreachable_ms, options_.handshake_ms);
+}
+
+std::string LinkHealth::unreachable(double now_ms) const {
+  const Dead found = dead(now_ms);
+  if (found.why.empty() || found.ms < bound_ms()) return "";
+  return "all rails have been dead for " + ms(found.ms) + " (" + found.why + ")";
+}
+
+double LinkHealth::silent_ms(int rail, double now_ms) const {
+  const Rail& r = rails_[static_cast<size_t>(rail)];
+  const double silence = silence_ms(r, now_ms);
+  return r.connection && silence >= std::max(limit_ms(), kSilentMs) ? silence : 0;
 }
 
 }  // namespace ftar

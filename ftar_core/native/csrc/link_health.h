@@ -64,7 +64,7 @@ struct RailChange {
   RailState to;
   RailEvent event;
   std::string reason;
-  double detect_ms;  // from the last sign of life to this verdict
+  double detect_ms;  // from the last sign of life to this verdict; -1: there was none to lose
 };
 
 class LinkHealth {
@@ -90,10 +90,19 @@ class LinkHealth {
   double heard_for(int rail, double now_ms) const;  // without a gap; 0: it is silent now
   bool may_connect(int rail, double now_ms) const;  // PROBING, no connection, and not tried too recently
   void connecting(int rail, double now_ms);         // an attempt begins
-  // Non-empty when all rails are dead (DOWN, without a connection, or silent too long) for unreachable_ms.
-  std::string unreachable(double now_ms) const;
+  // All rails are dead (DOWN, without a connection, or silent too long) for so long.
+  struct Dead {
+    double ms = 0;
+    std::string why = {};  // of every rail; empty: some rail works
+  };
+  Dead dead(double now_ms) const;
+  double bound_ms() const;                       // how long a link may be dead before it is unreachable
+  std::string unreachable(double now_ms) const;  // non-empty: dead for longer than that
+  // Connected, and nothing was heard for so long, at least kSilentMs: for people, who take UP for "it works". 0: it was.
+  double silent_ms(int rail, double now_ms) const;
 
  private:
+  static constexpr double kSilentMs = 1000;
   struct Rail {
     RailVerdict verdict;
     bool carrier = true;
@@ -101,7 +110,7 @@ class LinkHealth {
     bool ever_connected = false;
     int echoes = 0;
     double heard_ms = 0;
-    double carrier_seen_ms = 0;
+    double carrier_seen_ms = -1;  // never
     double attempt_ms = -1e18;
     double quiet_from_ms = 0;  // flaps decay from here
   };
@@ -110,6 +119,7 @@ class LinkHealth {
   void lose(int rail, RailEvent event, std::string reason, double detect_ms, double now_ms);
   void last_resort(double now_ms);
   double silence_ms(const Rail& rail, double now_ms) const;
+  double heard_before(int rail, double now_ms) const;  // -1: it had no connection
   double limit_ms() const { return static_cast<double>(options_.heartbeat_ms) * options_.heartbeat_misses; }
 
   Options options_;

@@ -77,8 +77,8 @@ void bind_pure(nb::module_& m) {
       .def("tick", &LinkHealth::tick, now)
       .def("take_changes",
            [](LinkHealth& self) {
-             std::vector<std::tuple<int, std::string, std::string, std::string>> out;
-             for (const RailChange& c : self.take_changes()) out.emplace_back(c.rail, name(c.event), name(c.to), c.reason);
+             std::vector<std::tuple<int, std::string, std::string, std::string, double>> out;
+             for (const RailChange& c : self.take_changes()) out.emplace_back(c.rail, name(c.event), name(c.to), c.reason, c.detect_ms);
              return out;
            })
       .def("state", [check](const LinkHealth& s, int rail) { return check(s, rail), std::string(name(s.rail(rail).state)); }, rail_arg)
@@ -88,7 +88,9 @@ void bind_pure(nb::module_& m) {
       .def("may_connect", [check](const LinkHealth& s, int rail, double t) { return check(s, rail), s.may_connect(rail, t); }, rail_arg, now)
       .def("connecting", [check](LinkHealth& s, int rail, double t) { check(s, rail), s.connecting(rail, t); }, rail_arg, now)
       .def("preferred", &LinkHealth::preferred)
-      .def("unreachable", &LinkHealth::unreachable, now);
+      .def("unreachable", &LinkHealth::unreachable, now)
+      .def("dead", [](const LinkHealth& s, double t) { const auto dead = s.dead(t); return std::make_tuple(dead.ms, dead.why); }, now)
+      .def("silent_ms", [check](const LinkHealth& s, int rail, double t) { return check(s, rail), s.silent_ms(rail, t); }, rail_arg, now);
 }
 
 }  // namespace

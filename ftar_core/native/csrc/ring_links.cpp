@@ -47,7 +47,7 @@ void Ring::link_rail(LinkEnd& link, const RailChange& change) {
 }
 
 void Ring::link_moved(LinkEnd& link, int slot, const std::string& reason) {
-  const LinkRailStat stat = link.stat(slot);
+  const LinkRailStat stat = link.stat(slot, Transport::now_ms());
   Event e = event("rail");
   e.peer = link.peer();
   e.rail = link.rail_name(slot);
@@ -103,7 +103,7 @@ std::vector<LinkStat> Ring::links(double now) const {
   for (const LinkEnd* link : {static_cast<const LinkEnd*>(out_.get()), static_cast<const LinkEnd*>(in_.get())}) {
     if (link == nullptr) continue;
     for (int slot = 0; slot < static_cast<int>(link->rails().size()); ++slot) {
-      const LinkRailStat s = link->stat(slot);
+      const LinkRailStat s = link->stat(slot, now);
       LinkStat l;
       l.peer = link->peer();
       l.rail = link->rail_name(slot);

@@ -11,10 +11,11 @@
 namespace ftar {
 
 namespace {
-constexpr int kSchema = 1;
+constexpr int kSchema = 2;
 constexpr size_t kSliceLinks = 16;
 constexpr size_t kMaxDocument = 3u << 20;  // readers take 4 MiB; links beyond this are counted, not shown
 constexpr size_t kMaxText = 200;
+constexpr const char* kSilent = "nothing is heard on any rail: the peer or its host has stopped, or is cut off";
 
 // Whatever the bytes are (a peer's reason, a user's rail name), the document is ASCII and valid JSON.
 void put(std::string& out, std::string_view text) {
@@ -135,14 +136,15 @@ void StatusSocket::write_link(std::string& out, uint64_t id, const Entry& entry,
   for (size_t i = 0; i < link.rails().size(); ++i) {
     const int slot = static_cast<int>(i);
     const LinkRail& rail = link.rails()[i];
-    const LinkRailStat s = link.stat(slot);
+    const LinkRailStat s = link.stat(slot, now);
+    const bool silent = s.silent_ms > 0 && (s.verdict.state == RailState::up || s.verdict.state == RailState::hold);
     const double hold = s.verdict.state == RailState::hold ? std::max(0.0, s.verdict.hold_until_ms - now) : 0.0;
     if (i > 0) out += ',';
     field(out, "rail", rail.local, '{');
     field(out, "address", std::string_view(rail.remote.length > 0 ? rail.remote.host() : ""));
-    field(out, "state", std::string_view(ftar::name(s.verdict.state)));
-    field(out, "reason", std::string_view(s.verdict.reason));
-    field(out, "since_s", std::max(0.0, (now - s.verdict.since_ms) / 1e3));
+    field(out, "state", std::string_view(silent ? "SILENT" : ftar::name(s.verdict.state)));
+    field(out, "reason", std::string_view(silent ? kSilent : s.verdict.reason));
+    field(out, "since_s", silent ? s.silent_ms / 1e3 : std::max(0.0, (now - s.verdict.since_ms) / 1e3));
     field(out, "flaps", s.verdict.flaps);
     field(out, "bytes", s.bytes);
     field(out, "active", s.active);

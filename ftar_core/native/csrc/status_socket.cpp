@@ -123,6 +123,19 @@ void StatusSocket::moved(const LinkEnd& link, int slot, const std::string& reaso
   note(link, std::move(change));
 }
 
+void StatusSocket::dead(const LinkEnd& link, const std::string& reason) {
+  Change change;
+  change.kind = "dead";
+  change.reason = reason;
+  note(link, std::move(change));
+}
+
+void StatusSocket::back(const LinkEnd& link) {
+  Change change;
+  change.kind = "back";
+  note(link, std::move(change));
+}
+
 void StatusSocket::unreachable(const LinkEnd& link, const std::string& reason) {
   Change change;
   change.kind = "unreachable";

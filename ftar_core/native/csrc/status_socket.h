@@ -49,6 +49,8 @@ class StatusSocket {
   void remove(const LinkEnd& link);
   void changed(const LinkEnd& link, const RailChange& change);
   void moved(const LinkEnd& link, int slot, const std::string& reason);
+  void dead(const LinkEnd& link, const std::string& reason);  // no rail works; it is not given up yet
+  void back(const LinkEnd& link);                             // the contrary, after that
   void unreachable(const LinkEnd& link, const std::string& reason);
   void over(const LinkEnd& link, const std::string& reason);
 
@@ -62,12 +64,12 @@ class StatusSocket {
  private:
   struct Entry {
     const LinkEnd* link;
-    std::vector<double> detect_ms;  // by slot: how long the last loss took to notice
+    std::vector<double> detect_ms;  // by slot: how long the last loss took to notice; -1: none, or nothing to notice
   };
   struct Change {
     uint64_t seq = 0;
     double at_ms = 0;
-    const char* kind = "";  // rail | moved | unreachable | over
+    const char* kind = "";  // rail | moved | dead | back | unreachable | over
     int event = -1;         // RailEvent
     int links = 1;
     std::string peer;       // empty: of several
@@ -76,7 +78,7 @@ class StatusSocket {
     const char* from = "";
     const char* to = "";
     std::string reason;
-    double detect_ms = 0;
+    double detect_ms = -1;
   };
   struct Reader {
     int fd = -1;

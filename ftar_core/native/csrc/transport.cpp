@@ -238,7 +238,7 @@ void Transport::move_port(size_t rail, const Address& to, unsigned device_index)
   p.device_index = device_index;
   ++p.version;
   next_tick_ms_ = 0;
-  watch(fresh.listener, kListenerId + rail, listen_again_ms_ > 0 ? 0 : EPOLLIN, true);
+  watch(fresh.listener, kListenerId + rail, listen_again_ms_ > 0 ? 0u : uint32_t{EPOLLIN}, true);
   watch(fresh.udp, kUdpId + rail, EPOLLIN, true);
 }
 
