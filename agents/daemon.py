@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -144,6 +145,8 @@ class _Daemon:
             sysfs=Sysfs(settings.sysfs_root),
             scratch=scratch_directory(settings.state_dir),
             rails=tuple(settings.rails),
+            coordinator=partial(relay.process, f"agent-{settings.node}"),
+            end_agent=_end_after,
             workers=Roster(self._supervisor, self._registry),
         )
         limits = Limits(
@@ -158,6 +161,8 @@ class _Daemon:
         self._injector = Injector(ledger, machine, limits, emit, job=job)
         self._deadlines = Deadlines(self._injector, emit, settings.node)
         self._kennel = Kennel(settings.state_dir)
+        if self._supervisor is not None:
+            self._supervisor.held = self._injector.holds_node
         parts = Parts(settings.node, self._injector, self._supervisor, self._registry)
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
         self._poller = Poller(parts, nics, ProcessMonitor(), settings.poll_s, emit)
@@ -250,6 +255,13 @@ class _Daemon:
         self._events.emit("agent.ended", self._agent.settings.node, "as asked")
         self._events.close()
         return left
+
+
+def _end_after(seconds: float) -> None:
+    """As a crash would: nothing is cleaned up."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ import threading
 from collections import OrderedDict
 
 from agents.api.models import ActionAnswer, EventRecord, EventsAnswer, JobState
+from agents.host import coordinators
+from agents.host.errors import HostError
+from agents.host.workers import Worker
 from agents.injection.guard import JobFacts
 from agents.problems import ApiProblem
 from agents.settings import CoordinatorAccess
@@ -49,6 +52,16 @@ class JobRelay:
             return JobFacts(problem=f"{error.body.thing}: {error.body.reason}")
         contributing = tuple(r.name for r in job.replicas if r.state == "contributing")
         return JobFacts(True, contributing, job.min_replicas)
+
+    def process(self, principal: str) -> Worker:
+        """The coordinator's process, if it is one of this machine. Raises HostError."""
+        if self._access is None:
+            return coordinators.unknown()
+        try:
+            job = self.state(principal)
+        except ApiProblem as error:
+            raise HostError("find the coordinator", 0, f"{error.body.thing}: {error.body.reason}") from None
+        return coordinators.process_of(job.pid, job.started)
 
     def events(self, principal: str, after: int, limit: int) -> EventsAnswer:
         """The coordinator's own events; `boot` is its term's start, with which its numbering begins."""

@@ -182,6 +182,55 @@ _ALL = (
             Param("period_ms", "float", "One stop and one resumption", "ms", 100.0, 20, 5000),
         ),
     ),
+    Spec(
+        "mem-hog",
+        "Take memory of a node with a process of the agent's own, as a leak in a data loader would",
+        "node",
+        (
+            Param("mb", "int", "How much", "mb", None, 1, 100_000_000),
+            Param("leave_mb", "int", "How much must stay available; it is refused otherwise", "mb", 1024, 64),
+        ),
+    ),
+    Spec(
+        "disk-full",
+        "Fill the file system of the agent's state directory with one file, as logs and core dumps would",
+        "node",
+        (
+            Param("mb", "int", "How much; 0: all but what is to be left", "mb", 0, 0, 100_000_000),
+            Param("leave_mb", "int", "What stays free, for the agent's own records", "mb", 64, 8),
+        ),
+    ),
+    Spec(
+        "node-down",
+        "Take all rails of a node down and kill all its training processes, as a power loss would",
+        "node",
+        takes_out=True,
+        whole_node=True,
+    ),
+    Spec(
+        "agent-kill",
+        "Kill the agent of a node; its watchdog, or the next agent, takes back what it had injected",
+        "node",
+        (Param("after_ms", "int", "How long after it has answered", "ms", 300, 50, 10_000),),
+        irreversible=True,
+    ),
+    Spec(
+        "coordinator-kill",
+        "Kill the job's coordinator, as a lost head node would",
+        "coordinator",
+        irreversible=True,
+    ),
+    Spec(
+        "coordinator-freeze",
+        "Stop the job's coordinator (SIGSTOP), as a machine that swaps or a paused virtual machine would",
+        "coordinator",
+    ),
 )
+
+# What one may look for and not find, and why.
+NOT_OFFERED = {
+    "clock-skew": "a wrong date cannot be kept to one job: it is the machine's, and time namespaces shift only the "
+    "monotonic clocks, of processes that are yet to start (time_namespaces(7)). Nothing in ftar_core decides by dates.",
+}
 
 SPECS: dict[str, Spec] = {spec.kind: spec for spec in _ALL}

@@ -6,7 +6,10 @@ from typing import Any
 
 import msgspec
 
+from agents.faults.agent_kill import AgentKill
 from agents.faults.contract import Fault
+from agents.faults.coordinator import CoordinatorFreeze, CoordinatorKill
+from agents.faults.disk_full import DiskFull
 from agents.faults.link_blackhole import LinkBlackhole
 from agents.faults.link_corrupt import LinkCorrupt
 from agents.faults.link_delay import LinkDelay
@@ -16,6 +19,8 @@ from agents.faults.link_flap import LinkFlap
 from agents.faults.link_loss import LinkLoss
 from agents.faults.link_rate import LinkRate
 from agents.faults.link_reorder import LinkReorder
+from agents.faults.mem_hog import MemHog
+from agents.faults.node_down import NodeDown
 from agents.faults.noop import Noop
 from agents.faults.partition import Partition
 from agents.faults.proc_hang import ProcHang
@@ -39,6 +44,12 @@ _ALL: tuple[AnyFault, ...] = (
     ProcKill(),
     ProcHang(),
     ProcSlow(),
+    MemHog(),
+    DiskFull(),
+    NodeDown(),
+    AgentKill(),
+    CoordinatorKill(),
+    CoordinatorFreeze(),
 )
 
 CATALOG: dict[str, AnyFault] = {fault.kind: fault for fault in _ALL}

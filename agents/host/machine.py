@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.host import coordinators
 from agents.host.clock import Clock, SystemClock
+from agents.host.errors import HostError
 from agents.host.links import Links, NetlinkLinks
 from agents.host.netns import may_change_network, namespace_inode
 from agents.host.nft import Nft, NftProgram
 from agents.host.qdiscs import NetlinkQdiscs, Qdiscs
 from agents.host.sysfs import Sysfs
-from agents.host.workers import NoWorkers, Workers
+from agents.host.workers import NoWorkers, Worker, Workers
+
+
+def _not_the_agent(_after_s: float) -> None:
+    raise HostError("end the agent", 0, "only the agent itself can do that")
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,8 @@ class Machine:
 
     `netns` is the number of the network namespace, `net_admin` the right to change it, `scratch` a directory of the
     agent's own for faults that keep something on disk, `rails` the devices that are declared as such,
-    `workers` the training processes here.
+    `workers` the training processes here, `coordinator` the process of the job's coordinator (HostError if it
+    is not here), `end_agent` kills the agent after so many seconds.
     """
 
     scratch: Path
@@ -33,4 +41,6 @@ class Machine:
     qdiscs: Qdiscs = field(default_factory=NetlinkQdiscs)
     rails: tuple[str, ...] = ()
     workers: Workers = field(default_factory=NoWorkers)
+    coordinator: Callable[[], Worker] = coordinators.unknown
+    end_agent: Callable[[float], None] = _not_the_agent
     net_admin: bool = field(default_factory=may_change_network)

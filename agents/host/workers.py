@@ -23,7 +23,7 @@ class Worker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        return f"process {self.pid} ({self.replica} rank {self.rank})"
+        return f"process {self.pid} ({self.replica}{f' rank {self.rank}' if self.rank >= 0 else ''})"
 
 
 class Workers(Protocol):

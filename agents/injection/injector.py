@@ -98,6 +98,10 @@ class Injector:
         """Seconds until it is taken back; 0 for one that is reverted, due, or stuck."""
         return max(0.0, entry.due_boot_s() - self.now_boot_s()) if entry.open else 0.0
 
+    def holds_node(self) -> bool:
+        """A fault is open that keeps the whole node down: no replica is to be started."""
+        return any(self._open_fault(entry, 0.0).whole_node for entry in self.book.open())
+
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -64,6 +64,7 @@ class Supervisor:
     """
 
     def __init__(self, settings: AgentSettings, emit: Emit) -> None:
+        self.held: Callable[[], bool] = lambda: False  # while true, no process is started
         self._settings = settings
         self._emit_to = emit
         _check(settings)
@@ -241,7 +242,7 @@ class Supervisor:
         for unit in units:
             if unit.spec.rank in verdict.end:
                 unit.end_with_the_others(now, verdict.why, again=verdict.again)
-            elif verdict.start and ready:
+            elif verdict.start and ready and not self.held():
                 self._client.spawn(unit.request())
 
     def _answers(self, answers: list[Spawned | NotSpawned | Children]) -> None:

@@ -13,7 +13,7 @@ import typer
 import typer.core
 import typer.main
 
-from agents.api.faultspecs import SPECS, Param, ParamValue, Spec
+from agents.api.faultspecs import NOT_OFFERED, SPECS, Param, ParamValue, Spec
 from ftctl.context import current
 from ftctl.exit_codes import ExitCode
 from ftctl.kinds import Wish, command_of, command_of_unknown, described
@@ -81,6 +81,11 @@ def _inject(cluster: Cluster, spec: Spec, wish: Wish) -> ExitCode:
 
 
 def _inject_unknown(cluster: Cluster, kind: str, wish: Wish) -> ExitCode:
+    from ftctl.errors import UsageProblem as Problem
+
+    if kind in NOT_OFFERED:
+        raise Problem(f"inject {kind}", f"not offered: {NOT_OFFERED[kind]}", "ftctl inject --list")
+
     async def ask(agents: Agents) -> Spec:
         from ftctl.client.agent import AgentClient
         from ftctl.client.selection import nodes_named
@@ -172,6 +177,8 @@ async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Map
         raise UsageProblem(f"inject {spec.kind}", "say where: --node NODES", "ftctl status")
     if spec.target == "replica" and wish.replica is None:
         raise UsageProblem(f"inject {spec.kind}", "say whose processes: --replica R", "ftctl status")
+    if spec.target == "coordinator" and everywhere:
+        return await _where_the_coordinator_is(agents, spec, nodes)
     if wish.rail is None and not (spec.target == "replica" and everywhere):
         return dict.fromkeys(nodes, wish.nic)
     views: dict[str, NodeView | CliError] = await agents.each(AgentClient.view, nodes)
@@ -185,6 +192,24 @@ async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Map
         for node, view in views.items()
         if wish.rail is not None and not isinstance(view, CliError)
     }
+
+
+async def _where_the_coordinator_is(agents: Agents, spec: Spec, nodes: list[str]) -> Mapping[str, str | None]:
+    """The first node whose agent finds the coordinator among its processes. Raises CliError."""
+    from agents.api.models import InjectRequest
+    from ftctl.client.agent import AgentClient
+    from ftctl.errors import CliError
+
+    question = InjectRequest(kind=spec.kind, dry_run=True)
+
+    async def try_it(client: AgentClient) -> FaultView:
+        return await client.inject(question)
+
+    answers = await agents.each(try_it, nodes)
+    found = next((node for node, answer in answers.items() if not isinstance(answer, CliError)), None)
+    if found is None:
+        raise next(answer for answer in answers.values() if isinstance(answer, CliError))
+    return {found: None}
 
 
 async def _with_addresses(
@@ -344,6 +369,7 @@ def _list_kinds(flags: Flags) -> ExitCode:
             "kinds": [
                 {**spec.model_dump(mode="json"), "unsupported_on": cannot.get(kind, [])} for kind, spec in kinds.items()
             ],
+            "not_offered": NOT_OFFERED,
             "errors": [str(error) for error in errors],
         }
         document.emit(cluster.world, cluster.output, whole)
@@ -357,6 +383,7 @@ def _list_kinds(flags: Flags) -> ExitCode:
             )
             for kind, spec in kinds.items()
         ]
+        rows += [(kind, "-", "-", f"not offered: {reason}") for kind, reason in NOT_OFFERED.items()]
         tables.show(cluster.world.console(), tables.table("", ("kind", "target", "undone", "what it does"), rows))
     for error in errors:
         cluster.world.say(f"error: {error}")
