@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import pytest
 
-from .chaos import run
+from .chaos import Outcome, run
 from .conftest import DEFAULT_SEEDS
+from .cores import on_all_cores
 
 PARTS = 20
+
+
+def run_with_an_end(seed: int) -> Outcome:
+    return run(seed, limit=5 + seed % 90)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_cluster_under_random_faults_keeps_one_truth(part: int, request: pytest.FixtureRequest) -> None:
     seeds = request.config.getoption("seeds", DEFAULT_SEEDS)
     first = request.config.getoption("first_seed", 0)
-    outcomes = [run(seed) for seed in range(first + part, first + seeds, PARTS)]
+    outcomes = on_all_cores(run, range(first + part, first + seeds, PARTS))
     if len(outcomes) >= 20:
         went_on = [o for o in outcomes if o.ended == "progress"]
         assert len(went_on) > 0.75 * len(outcomes), "most runs must survive their faults, not merely explain them"
@@ -30,7 +35,7 @@ def test_data_that_has_an_end_is_trained_to_its_end(part: int, request: pytest.F
     """Every batch once, none beyond the last, and no step without data (truth.py sees to the latter)."""
     seeds = request.config.getoption("seeds", DEFAULT_SEEDS) // 5
     first = request.config.getoption("first_seed", 0)
-    outcomes = [run(seed, limit=5 + seed % 90) for seed in range(first + part, first + seeds, PARTS)]
+    outcomes = on_all_cores(run_with_an_end, range(first + part, first + seeds, PARTS))
     if len(outcomes) >= 10:
         trained = [o for o in outcomes if o.ended == "all trained"]
         # The others stopped because all who held the state were killed, which is the right end for them.

@@ -21,6 +21,12 @@ def loopback_rails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def impatient(loopback_rails: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that wait until a connection is given up. Before `plugin` in a test's arguments."""
+    monkeypatch.setenv("FTAR_NET_TIMEOUT_S", "1")
+
+
+@pytest.fixture
 def plugin(loopback_rails: None) -> Iterator[Plugin]:
     """v12 in this process: both ends of every connection."""
     made = Plugin(plugin_path(), 12)

@@ -194,7 +194,7 @@ def test_several_receives_in_one_and_device_memory_are_refused(plugin: Plugin) -
     plugin.close_receive(receive)
 
 
-def test_connect_and_accept_never_wait(plugin: Plugin) -> None:
+def test_connect_and_accept_never_wait(impatient: None, plugin: Plugin) -> None:
     listener, handle = plugin.listen(0)
     begun = time.monotonic()
     for _ in range(200):

@@ -189,7 +189,14 @@ def test_the_receiver_closes_and_its_last_acknowledgement_is_lost(net: Net) -> N
                 peer.ask("forget")
 
 
-@pytest.mark.parametrize(("seed", "mode"), [(1, "backup"), (2, "stripe"), (3, "backup"), (4, "stripe")])
+@pytest.mark.parametrize(
+    ("seed", "mode"),
+    [
+        (1, "backup"),
+        (2, "stripe"),
+        *(pytest.param(*more, marks=pytest.mark.soak) for more in ((3, "backup"), (4, "stripe"))),
+    ],
+)
 def test_anything_pulled_at_any_time_costs_no_byte(seed: int, mode: str) -> None:
     dice = random.Random(seed)
     with Net(nodes=3) as net, Rig(net, n=3, FTAR_NET_OPTIONS=f"{QUICK},mode={mode}") as rig:

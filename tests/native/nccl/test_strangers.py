@@ -35,7 +35,7 @@ def test_a_handle_that_is_none(plugin: Plugin, handle: str) -> None:
     plugin.close_listen(listener)
 
 
-def test_a_wrong_secret_gets_nowhere_and_disturbs_nobody(plugin: Plugin) -> None:
+def test_a_wrong_secret_gets_nowhere_and_disturbs_nobody(impatient: None, plugin: Plugin) -> None:
     listener, good = plugin.listen(0)
     forged = good[:8] + os.urandom(16) + good[24:]
     stranger = plugin.connect(0, forged)
