@@ -18,6 +18,7 @@ from agents.injection.guard import JobFacts
 from agents.problems import ApiProblem
 from agents.settings import CoordinatorAccess
 from ftar_core.errors import AuthError, FtarError, ProtocolRefused, WireError
+from ftar_core.wire.accounting import AccountView
 from ftar_core.wire.address import parse_address
 from ftar_core.wire.messages import JobView, OpReply
 from ftar_core.wire.operator import OperatorClient
@@ -25,7 +26,7 @@ from ftar_core.wire.tokens import read_token
 
 TIMEOUT_S = 2.5  # below the 3 s that ftctl gives an agent, so that the sentence about the coordinator arrives
 CONNECTIONS = 16
-READS = ("status", "events", "hangs")
+READS = ("status", "events", "hangs", "accounting")
 # OpReply.code -> code of the published contract
 CODES = {"refused": "refused", "unknown": "unknown-replica", "conflict": "conflict", "failed": "failed"}
 
@@ -62,6 +63,10 @@ class JobRelay:
         except ApiProblem as error:
             raise HostError("find the coordinator", 0, f"{error.body.thing}: {error.body.reason}") from None
         return coordinators.process_of(job.pid, job.started)
+
+    def accounting(self, principal: str) -> AccountView | None:
+        """Where the job's time went, as the coordinator has last saved it: never less than it said before."""
+        return self.request(principal, "accounting").accounting
 
     def events(self, principal: str, after: int, limit: int) -> EventsAnswer:
         """The coordinator's own events; `boot` is its term's start, with which its numbering begins."""

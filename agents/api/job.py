@@ -81,6 +81,26 @@ class StallState(Answer):
     reason: str
 
 
+class TimeSpent(Answer):
+    """What part of the job's time was spent on: words of ftar_core.wire.accounting (Category, Loss)."""
+
+    category: str  # productive | starting | stalled | degraded | recomputed | slow
+    cause: str | None = None  # of a loss, where one is known
+    us: int
+    count: int = 0  # of productive and degraded the steps; else how often it happened
+
+
+class JobAccount(Answer):
+    """Where the job's time went. `total_us` is the sum of `spent`; `late`: of the running step, not in the sum yet."""
+
+    since: float
+    total_us: int
+    spent: list[TimeSpent]
+    effective: float | None = None  # productive time by all time
+    calm_us: int | None = None
+    late: TimeSpent | None = None
+
+
 class JobState(Answer):
     """GET /v1/job: the coordinator's view (field for field ftar_core.wire.messages.JobView)."""
 
@@ -100,3 +120,4 @@ class JobState(Answer):
     step_ms_median: float | None = None
     pid: int = 0
     started: float = 0.0
+    accounting: JobAccount | None = None

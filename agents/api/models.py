@@ -48,11 +48,13 @@ from agents.api.job import (
     CoordinatorAction,
     EventRecord,
     EventsAnswer,
+    JobAccount,
     JobState,
     ReplicaAction,
     ReplicaState,
     StallState,
     SupervisionAction,
+    TimeSpent,
 )
 from agents.api.node import (
     AgentInfo,
@@ -96,6 +98,7 @@ __all__ = [
     "GpuView",
     "Health",
     "InjectRequest",
+    "JobAccount",
     "JobState",
     "LinkProcessView",
     "LinkRailView",
@@ -114,4 +117,5 @@ __all__ = [
     "Role",
     "StallState",
     "SupervisionAction",
+    "TimeSpent",
 ]

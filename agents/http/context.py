@@ -29,6 +29,7 @@ from agents.problems import ApiProblem
 from agents.replicas import ReplicaActions
 from agents.settings import AgentSettings
 from agents.tokens import Tokens
+from ftar_core.wire.accounting import AccountView
 
 T = TypeVar("T")
 
@@ -111,6 +112,7 @@ class Agent:
     fault_pool: Pool = field(default_factory=lambda: Pool("faults", 18.0))
     evidence_pool: Pool = field(default_factory=lambda: Pool("evidence", 15.0))
     job_reads: SharedRead[JobState] = field(default_factory=SharedRead)
+    account_reads: SharedRead[AccountView | None] = field(default_factory=SharedRead)
     job_pool: Pool = field(default_factory=lambda: Pool("job", 10.0))
 
     def start_watchdog(self) -> None:

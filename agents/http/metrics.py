@@ -1,4 +1,5 @@
-"""/metrics in the Prometheus text format, from the same memory as /v1/node."""
+"""/metrics in the Prometheus text format, from the same memory as /v1/node; where the job's time went, from the
+coordinator (the same on every agent of a job, so take one of them: `max by (job, category, cause)`)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from agents.api.words import FaultState, Health
 from agents.http.context import Agent
 from agents.monitors.links import COUNTED_RAILS, OTHER, Counters
 from agents.views import node_view
+from ftar_core.wire.accounting import AccountView
 from ftar_core.wire.linkstatus import STATES
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -20,9 +22,11 @@ HEALTH_NUMBER = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.UNHEALTHY: 2, Hea
 COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "carrier_changes")
 
 
-def render(agent: Agent) -> bytes:
+def render(agent: Agent, account: AccountView | None = None) -> bytes:
     registry = CollectorRegistry()
     registry.register(_Node(node_view(agent), agent.links.counters()))
+    if account is not None and agent.settings.coordinator is not None:
+        registry.register(_Job(agent.settings.coordinator.job, account))
     return bytes(generate_latest(registry))
 
 
@@ -129,6 +133,34 @@ class _Node(Collector):
         for kind, value in sorted(self._counters.resumes.items()):
             family.add_metric((kind,), value)
         yield family
+
+
+class _Job(Collector):
+    """What a job's time was spent on. All categories and causes together are all of it."""
+
+    def __init__(self, job: str, account: AccountView) -> None:
+        self._job = job
+        self._account = account
+
+    def collect(self) -> Iterator[Metric]:
+        job, account = self._job, self._account
+        if account.effective is not None:
+            text = "Productive time by all time since the job's start"
+            yield _gauge("ftar_effective_training_ratio", text, [((job,), account.effective)], ("job",))
+        if account.calm_us is not None:
+            text = "A calm step: the median that others are compared with"
+            yield _gauge("ftar_calm_step_seconds", text, [((job,), account.calm_us / 1e6)], ("job",))
+        labels = ("job", "category", "cause")
+        seconds = CounterMetricFamily("ftar_training_seconds", "Where the job's time went", labels=labels)
+        counts = CounterMetricFamily(
+            "ftar_training_occasions", "Steps (productive, degraded), or how often it happened", labels=labels
+        )
+        for entry in account.spent:
+            names = (job, entry.category.value, entry.cause.value if entry.cause is not None else "")
+            seconds.add_metric(names, entry.us / 1e6)
+            counts.add_metric(names, entry.count)
+        yield seconds
+        yield counts
 
 
 def _bytes(mb: float | None) -> float | None:

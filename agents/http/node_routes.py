@@ -13,9 +13,11 @@ from agents.http.auth import ThisAgent, Viewer
 from agents.http.context import VERSION, Agent
 from agents.problems import ApiProblem
 from agents.views import node_view
+from ftar_core.wire.accounting import AccountView
 
 MAX_WAIT_S = 30.0
 MAX_WAITERS = 64
+ACCOUNT_S = 1.0  # that /metrics waits for the coordinator
 
 router = APIRouter()
 _waiting = 0
@@ -93,7 +95,22 @@ async def _wait(agent: Agent, after: int, wait_s: float) -> None:
 @router.get("/metrics", tags=["node"], response_class=Response)
 async def prometheus(agent: ThisAgent, _who: Viewer) -> Response:
     """Prometheus text."""
-    return Response(metrics.render(agent), media_type=metrics.CONTENT_TYPE)
+    return Response(metrics.render(agent, await _accounting(agent)), media_type=metrics.CONTENT_TYPE)
+
+
+async def _accounting(agent: Agent) -> AccountView | None:
+    """Where the job's time went; None if the coordinator does not say so at once: the rest is worth having."""
+    if agent.settings.coordinator is None:
+        return None
+    reader = f"agent-{agent.settings.node}"
+
+    async def read() -> AccountView | None:
+        return await agent.job_pool.call("coordinator", "coordinator", agent.relay.accounting, reader)
+
+    try:
+        return await asyncio.wait_for(agent.account_reads.read(read), ACCOUNT_S)
+    except (asyncio.TimeoutError, ApiProblem):
+        return None
 
 
 @router.get("/openapi.json", tags=["node"], include_in_schema=False)

@@ -22,7 +22,8 @@ from typing import TypeVar
 
 import msgspec
 
-from ftar_core.wire.messages import Message, Part
+from ftar_core.wire.messages import Message
+from ftar_core.wire.part import Part
 
 PROTOCOL = 1
 MESSAGE_LIMIT = 1024 * 1024  # an environment is the largest thing said; Linux allows 128 KiB a variable

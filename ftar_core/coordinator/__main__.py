@@ -8,6 +8,7 @@ import signal
 import sys
 from types import FrameType
 
+from ftar_core.coordinator.book import Book
 from ftar_core.coordinator.events import EventLog
 from ftar_core.coordinator.listen import listen
 from ftar_core.coordinator.options import Options, parse
@@ -55,8 +56,9 @@ def _serve(options: Options) -> int:
     claim = store.claim(new=options.new, record_lost=options.record_lost)
     events = EventLog(options.store / "events.jsonl")
     clock = SystemClock()
+    book = Book(store, options.config.replicas, clock, fresh=claim.fresh)
     service = Service(
-        Coordinator(options.config, claim, clock.now()),
+        Coordinator(options.config, claim, clock.now(), book.accounting),
         options.config.job,
         claim.term,
         options.tokens,
@@ -64,6 +66,7 @@ def _serve(options: Options) -> int:
         events=events,
         sockets=sockets,
         clock=clock,
+        book=book,
     )
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -78,6 +81,7 @@ def _serve(options: Options) -> int:
     if options.port_file is not None:
         _write_port(options, service.port)
     exit_code, reason = service.run()
+    book.save()
     events.close()
     _say(reason)
     return exit_code

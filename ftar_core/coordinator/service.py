@@ -23,6 +23,7 @@ from typing import Protocol
 
 import msgspec
 
+from ftar_core.coordinator.book import Book
 from ftar_core.coordinator.events import EventLog
 from ftar_core.coordinator.peers import (
     COOKIE_BYTES,
@@ -108,7 +109,9 @@ class Service:
         events: EventLog,
         sockets: tuple[socket.socket, socket.socket],
         clock: Clock | None = None,
+        book: Book | None = None,
     ) -> None:
+        self._book = book
         self._machine = machine
         self._job = job
         self._term = term
@@ -314,6 +317,9 @@ class Service:
                 self._send(peer.conn, OpReply(id=number, code="ok", text=text, events=found))
             case (Kind.OPERATOR, OpRequest(id=number, op="status")):
                 self._send(peer.conn, OpReply(id=number, code="ok", text="", job=self._view()))
+            case (Kind.OPERATOR, OpRequest(id=number, op="accounting")) if self._book is not None:
+                shown = self._book.shown
+                self._send(peer.conn, OpReply(id=number, code="ok", text="", accounting=shown))
             case (Kind.OPERATOR, OpRequest()):
                 self._feed(Operator(peer.conn, peer.name, message))
             case (Kind.MEMBER, Knock() | Hello() | OpHello() | Outdated() | OpRequest()) | (
@@ -416,6 +422,8 @@ class Service:
     # --- housekeeping ----------------------------------------------------------------------------------------------
 
     def _keep_house(self, now: float) -> None:
+        if self._book is not None:
+            self._book.keep()
         for peer in [p for p in self._peers.values() if p.close_by is not None and now >= p.close_by]:
             self._drop(peer, peer.why)
         for peer in [p for p in self._half_open.values() if not p.closing and now >= p.since + STRANGER_S]:

@@ -24,6 +24,7 @@ from ftar_core.protocol.joins import admit_shadow, cancel_if_involved
 from ftar_core.protocol.likeness import refuse_unlike, unlike
 from ftar_core.protocol.membership import GONE, SHADOWS, Cause, Replica, State
 from ftar_core.protocol.recovery import Standing
+from ftar_core.wire.accounting import Loss
 from ftar_core.wire.ids import NO_EPOCH, valid_name
 from ftar_core.wire.messages import (
     PROTOCOL_VERSION,
@@ -180,7 +181,7 @@ def _supersede(job: Job, conn: int, replica: Replica, now: float) -> bool:
         return False
     why = f"a new process of {replica.name} has connected and the old one is silent for {silent_s:.1f} s"
     cancel_if_involved(job, replica.name, why)
-    job.evict(replica, why, now, rejoin=True)
+    job.evict(replica, why, now, rejoin=True, loss=Loss.SILENT)
     return True
 
 
@@ -194,7 +195,7 @@ def _come_back(job: Job, conn: int, replica: Replica, hello: Hello, now: float) 
         job.gone.pop(replica.name, None)
         if not _resync(job, replica, hello):
             why = f"it is at step {hello.report.step}, the job at {job.step}"
-            job.evict(replica, why, now, rejoin=True, in_place=True)
+            job.evict(replica, why, now, rejoin=True, in_place=True, loss=Loss.SILENT)
         return
     cancel_if_involved(job, replica.name, f"{replica.name} has connected anew")
     replica.move(Cause.HELLO, now, "connected again")

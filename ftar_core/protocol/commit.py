@@ -17,13 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from ftar_core.protocol import sampler
+from ftar_core.protocol import sampler, timesheet
 from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import cancel_preparation, consider_joins, drains_due, follows, refresh_sources
 from ftar_core.protocol.membership import Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis
 from ftar_core.protocol.spares import drain_waits, promoted, vacate, waits_for_spare, watch_out
 from ftar_core.protocol.stalls import Incident
+from ftar_core.wire.accounting import Loss
 from ftar_core.wire.messages import Commit, Done, EpochInfo, Hold, Join, MemberInfo, NewEpoch, Verdict
 
 
@@ -73,7 +74,7 @@ def _digests_agree(job: Job, now: float) -> bool:
             replica = job.table.get(name)
             if replica is not None and job.is_member(replica):
                 job.emit("replica.diverged", name, why)
-                job.evict(replica, why, now, rejoin=True)
+                job.evict(replica, why, now, rejoin=True, loss=Loss.DIVERGED)
         job.done = {}  # the step is reduced again without them
         return False
     who = ", ".join(sorted(odd)) if clear else "unattributed: nobody can say whose is wrong"
@@ -131,6 +132,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
     joined = [m for m in following.members if m.replica not in members] if following is not None else []
     job.stalls.committed(job.done, now)
     _say_pace(job)
+    timesheet.committed(job, step, now, skipped=verdict is not Verdict.APPLY)
     if following is not None:
         undo = snapshot(job, [*drained, *(m.replica for m in joined)])
         job.preparation = None
@@ -156,6 +158,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
             job.drains = job.drains - {name}
             job.emit("replica.drained", name, why)
             job.stalls.begin(Incident(now, "replica-drained", name, step + 1, replica.reason))
+            job.accounting.lost(name, Loss.DRAINED, now)
         announce(job, f"with the commit of step {step}")
 
 
@@ -226,6 +229,7 @@ def _change_epoch(job: Job, now: float) -> bool:
         job.deal = sampler.again(job.deal, epoch.names())
         job.dealt_to = epoch.members
     enter_epoch(job, epoch, joiners, now, lost=lost, undo=undo)
+    job.accounting.again(now)
     back = "with " + ", ".join(r.name for r in joiners)
     why = ", ".join(f"{name}: {reason}" for name, reason in lost.items()) or back
     announce(job, f"step {job.step} is reduced again ({why})")
@@ -273,6 +277,7 @@ def _enter(job: Job, epoch: EpochInfo, joined: Sequence[MemberInfo], now: float)
             job.emit("replica.promoted", replica.name, cause)
         job.emit("replica.joined", replica.name, f"contributes from step {job.step} in epoch {epoch.id}")
         job.stalls.begin(Incident(now, "replica-joined", replica.name, job.step, cause or "caught up"))
+        job.accounting.joined(replica.name)
     refresh_sources(job, now)
 
 
@@ -310,22 +315,22 @@ def _vanished(job: Job, now: float) -> None:
 # --- holding -------------------------------------------------------------------------------------------------------
 
 
-def _why_hold(job: Job) -> str:
-    """Why no commit can come; empty if the job runs."""
+def _why_hold(job: Job) -> tuple[Loss, str]:
+    """Why no commit can come; an empty text if the job runs."""
     living = len(job.members) - len(job.gone)
     if job.gone and living and not _state_survives(job):
         who, gone = ", ".join(job.contributors()), ", ".join(sorted(job.gone))
-        return f"the state has not reached {who} yet, and {gone} is gone: waiting for either"
+        return Loss.VANISHED, f"the state has not reached {who} yet, and {gone} is gone: waiting for either"
     if job.gone and job.record_problem:
-        return f"{', '.join(sorted(job.gone))} is lost and {job.record_problem}"
+        return Loss.RECORD, f"{', '.join(sorted(job.gone))} is lost and {job.record_problem}"
     if living < job.config.min_replicas:
-        return f"{living} contributing, {job.config.min_replicas} needed (min-replicas)"
-    return job.diverged
+        return Loss.MIN_REPLICAS, f"{living} contributing, {job.config.min_replicas} needed (min-replicas)"
+    return Loss.DIVERGED, job.diverged
 
 
 def _watch_hold(job: Job, now: float) -> None:
     """Say when the job begins and ceases to hold."""
-    reason = _why_hold(job)
+    job.hold_cause, reason = _why_hold(job)
     if reason == job.hold_reason:
         return
     job.hold_reason = reason
@@ -386,10 +391,11 @@ def snapshot(job: Job, names: Sequence[str]) -> Undo:
         )
     }
     cordoned, ready, slots = job.table.cordoned, set(job.ready), dict(job.table.slots)
-    timers = dict(job.timers)
+    timers, arrivals = dict(job.timers), job.accounting.arrivals()
     states = {n: (r.state, r.reason, r.since, r.slot, r.step) for n in names if (r := job.table.get(n)) is not None}
 
     def undo(now: float) -> None:
+        job.accounting.undone(kept["step"], arrivals)
         for field, value in kept.items():
             setattr(job, field, value)
         job.table.cordoned, job.ready, job.table.slots = cordoned, ready, slots

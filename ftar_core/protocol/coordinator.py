@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftar_core.protocol import arrivals, detector, joins, likeness, operator, settle
+from ftar_core.protocol import arrivals, detector, joins, likeness, operator, settle, timesheet
+from ftar_core.protocol.accounting import Accounting
 from ftar_core.protocol.commit import advance
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.effects import CoordinatorEffect
@@ -32,6 +33,7 @@ from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.membership import Replica, Table, first_incarnation
 from ftar_core.protocol.record import Claim
 from ftar_core.protocol.view import view as view_of
+from ftar_core.wire.accounting import Loss
 from ftar_core.wire.messages import (
     CaughtUp,
     Done,
@@ -49,14 +51,15 @@ from ftar_core.wire.messages import (
 class Coordinator:
     """One life of a job's coordinator. `claim` is what its store holds, with its own new term; `now` in seconds."""
 
-    def __init__(self, config: JobConfig, claim: Claim, now: float) -> None:
+    def __init__(self, config: JobConfig, claim: Claim, now: float, accounting: Accounting | None = None) -> None:
         record = claim.record
         first = first_incarnation(claim.term, lost=record is None and not claim.fresh)
         table = Table(claim.term, next_incarnation=first, first_incarnation=first)
         if record is not None:
             table.next_incarnation = max(first, record.next_incarnation)
             table.slots, table.cordoned = dict(record.slots), frozenset(record.cordoned)
-        self.job = Job(config=config, term=claim.term, table=table, started=now, record=record)
+        book = accounting or Accounting(now, config.replicas)
+        self.job = Job(config=config, term=claim.term, table=table, started=now, accounting=book, record=record)
         self.job.timers["scan"] = now + config.detection.heartbeat_interval_s
         self.job.timers["check"] = now + config.record_check_s
         settle.begin(self.job, claim.fresh, now)
@@ -88,6 +91,7 @@ class Coordinator:
         elif job.mode is Mode.RECOVERING:
             settle.try_settle(job, now)
         advance(job, now)
+        timesheet.stand(job, now)
         effects, job.out = job.out, []
         return effects
 
@@ -110,6 +114,7 @@ class Coordinator:
         replica = self.job.table.by_conn.get(event.conn)
         if replica is not None:
             replica.heard(event, now)
+            timesheet.heard(self.job, replica)
         return []
 
     def _dispatch(self, event: CoordinatorEvent, now: float) -> None:
@@ -151,6 +156,7 @@ class Coordinator:
             case Unreachable():
                 detector.on_unreachable(job, replica, message, now)
             case RailNotice(peer=peer, rail=rail, state=state, reason=reason):
+                timesheet.rail(job, state)
                 job.emit(f"rail.{state.lower()[:16]}", f"{replica.name}/{rail[:64]}", f"to {peer[:64]}: {reason[:200]}")
             case Leaving(reason=reason):
                 self._leaving(replica, reason[:500], now)
@@ -191,7 +197,7 @@ class Coordinator:
         joins.cancel_if_involved(job, replica.name, f"{replica.name} leaves: {why}")
         job.revoked.add((replica.name, replica.incarnation))
         job.close(replica, why)
-        job.lose(replica, f"it left: {why}", now)
+        job.lose(replica, f"it left: {why}", now, Loss.LEFT)
 
     def _record_failed(self, reason: str, undo: Undo, now: float) -> None:
         """Nothing behind the Persist was sent: take it back, say so, try again in a while."""

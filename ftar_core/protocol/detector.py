@@ -24,6 +24,7 @@ from ftar_core.protocol.evictions import auto_evict
 from ftar_core.protocol.job import NEVER, Job, Mode
 from ftar_core.protocol.joins import back_off, cancel_if_involved
 from ftar_core.protocol.membership import Cause, Replica, State, natural
+from ftar_core.wire.accounting import Loss
 from ftar_core.wire.messages import Unreachable
 
 
@@ -70,7 +71,7 @@ def scan(job: Job, due: float, now: float) -> None:
     for name in verdict.evict:
         replica = job.table.replicas[name]
         why = f"{_who(replica)}silent for {inside[name]:.1f} s (no heartbeat, connection still open)"
-        auto_evict(job, replica, why, now)
+        auto_evict(job, replica, why, now, Loss.SILENT)
     hangs.scan(job, now)
 
 
@@ -123,6 +124,7 @@ def _mark(job: Job, verdict: Verdict, silent_s: Mapping[str, float], now: float)
 def _suspect(job: Job, replica: Replica, why: str, now: float) -> None:
     if replica.state is not State.SUSPECT and replica.may(Cause.SILENT):
         replica.move(Cause.SILENT, now, why)
+        job.accounting.see(Loss.SILENT)
         job.emit("replica.suspect", replica.name, why)
 
 
@@ -160,7 +162,7 @@ def judge_unreachable(job: Job, now: float) -> None:
     said = sorted({a if b == name else b for a, b in job.unreachable if name in (a, b)}, key=natural)
     detail = next(reason for pair, reason in job.unreachable.items() if name in pair)
     why = f"no working rail to {', '.join(said[:8])} ({detail})"
-    if auto_evict(job, replica, why, now, Cause.LOST):
+    if auto_evict(job, replica, why, now, Loss.UNREACHABLE, cause=Cause.LOST):
         back_off(replica, now)
     else:
         job.timers["unreachable"] = now + 1.0

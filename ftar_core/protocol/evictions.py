@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ftar_core.protocol.job import Job
 from ftar_core.protocol.membership import Cause, Replica
+from ftar_core.wire.accounting import Loss
 
 
 def auto_evict(
-    job: Job, replica: Replica, why: str, now: float, cause: Cause = Cause.EVICT, *, evidence: str = ""
+    job: Job, replica: Replica, why: str, now: float, loss: Loss, *, cause: Cause = Cause.EVICT, evidence: str = ""
 ) -> bool:
     """Evict without being asked, if the guards allow; otherwise say why not (once)."""
     detection = job.config.detection
@@ -25,5 +26,5 @@ def auto_evict(
         replica.reason = reason
         return False
     job.auto_evictions.append(now)
-    job.evict(replica, why, now, rejoin=True, cause=cause, in_place=True, evidence=evidence)
+    job.evict(replica, why, now, rejoin=True, cause=cause, in_place=True, evidence=evidence, loss=loss)
     return True

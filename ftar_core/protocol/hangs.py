@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from ftar_core.protocol.evictions import auto_evict
 from ftar_core.protocol.job import Job
 from ftar_core.protocol.membership import Cause, Replica, State
+from ftar_core.wire.accounting import Loss
 from ftar_core.wire.heartbeat import BUSY, Phase
 
 
@@ -129,6 +130,7 @@ def scan(job: Job, now: float) -> None:
                 replica.reason = why
         elif replica.may(Cause.STUCK):
             replica.move(Cause.STUCK, now, why)
+            job.accounting.see(Loss.HUNG)
             job.hangs[name] = Hang(replica.incarnation, replica.slowest, why, now)
             job.emit("replica.hung", name, why)
     _evict_hung(job, now)
@@ -175,7 +177,7 @@ def _evict_hung(job: Job, now: float) -> None:
             continue
         hang.evicted = True  # kept, for the agent that has to end its process if it does not wake up
         why = f"hung: {hang.why}"
-        hang.evicted = auto_evict(job, replica, why, now, evidence=hang.evidence)
+        hang.evicted = auto_evict(job, replica, why, now, Loss.HUNG, evidence=hang.evidence)
 
 
 def on_evidence(job: Job, name: str, text: str, now: float) -> str | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ftar_core.protocol.accounting import Accounting
 from ftar_core.protocol.addressing import Addressing
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.effects import Close, CoordinatorEffect, Emit, Persist, Send, Stop
@@ -23,6 +24,7 @@ from ftar_core.protocol.pace import Paces
 from ftar_core.protocol.record import Record
 from ftar_core.protocol.recovery import Basis, Standing
 from ftar_core.protocol.stalls import Incident, Stalls
+from ftar_core.wire.accounting import Loss
 from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
 from ftar_core.wire.messages import (
     Commit,
@@ -65,6 +67,7 @@ class Job:
     term: Term
     table: Table
     started: float
+    accounting: Accounting
     mode: Mode = Mode.STARTING
     reason: str = ""  # of the mode, for people
     # -- what is true
@@ -104,6 +107,7 @@ class Job:
     # -- troubles
     hold_since: float | None = None  # below min-replicas
     hold_reason: str = ""
+    hold_cause: Loss = Loss.MIN_REPLICAS  # while there is a reason
     diverged: str = ""  # unequal digests that could not be attributed: no commit until somebody is put out
     network_trouble: str = ""  # many silent at once
     strike_at: float = NEVER  # when many were silent for the first time
@@ -254,10 +258,10 @@ class Job:
 
     # --- losing a replica
 
-    def lose(self, replica: Replica, why: str, now: float) -> None:
+    def lose(self, replica: Replica, why: str, now: float, loss: Loss = Loss.KILLED) -> None:
         """Its connection is gone: the process died, or the network between."""
         self.table.detach(replica)
-        self._out(replica, why, now)
+        self._out(replica, why, now, loss)
         if replica.may(Cause.LOST):
             replica.move(Cause.LOST, now, why)
             self.emit("replica.lost", replica.name, why)
@@ -272,6 +276,7 @@ class Job:
         cause: Cause = Cause.EVICT,
         in_place: bool = False,
         evidence: str = "",
+        loss: Loss = Loss.EVICTED,
     ) -> None:
         """Put this incarnation out at once. It hears why, if it can hear; nothing it says counts from now on.
         `in_place`: it was only away, and its process may come back without starting again."""
@@ -279,13 +284,13 @@ class Job:
         if not in_place:
             self.condemned.add((replica.name, replica.incarnation))
         self.send(replica, Evicted(term=self.term, reason=why, rejoin=rejoin, in_place=in_place))
-        self._out(replica, why, now)
+        self._out(replica, why, now, loss)
         self.close(replica, why)
         if replica.may(cause):
             replica.move(cause, now, why)
         self.emit("replica.evicted", replica.name, why, evidence=evidence)
 
-    def _out(self, replica: Replica, why: str, now: float) -> None:
+    def _out(self, replica: Replica, why: str, now: float, loss: Loss) -> None:
         self.ready.discard(replica.name)
         self.drains.discard(replica.name)
         self.standings.pop(replica.name, None)
@@ -297,6 +302,7 @@ class Job:
             self.gone[replica.name] = why
             detect_ms = (now - replica.quietest()[1]) * 1000 if replica.last_life else None
             self.stalls.begin(Incident(now, "replica-lost", replica.name, self.step, why, detect_ms))
+            self.accounting.lost(replica.name, loss, now)
 
     def take_plan(self, hello: Hello) -> None:
         """What everybody's model must be like from here on."""

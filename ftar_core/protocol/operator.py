@@ -16,8 +16,8 @@ Answer = tuple[str, str]  # code, text
 
 
 def on_operator(job: Job, conn: int, principal: str, request: OpRequest, now: float) -> None:
-    """Carry out one request. `status` and `events` are answered `ok` here; the shell, which knows the date and
-    numbers the events, adds the view and the list."""
+    """Carry out one request. `status`, `events` and `accounting` are answered `ok` here; the shell, which knows the
+    date and numbers the events, adds the view and the list."""
     handler = _HANDLERS.get(request.op)
     if handler is None:
         reply(job, conn, request, ("unknown", f"no such request: {request.op}"))
@@ -258,6 +258,7 @@ def _shell_answers(job: Job, conn: int, principal: str, request: OpRequest, now:
 _HANDLERS: dict[str, Callable[[Job, int, str, OpRequest, float], None]] = {
     "status": _shell_answers,
     "events": _shell_answers,
+    "accounting": _shell_answers,
     "hangs": _hangs,
     "evidence": _evidence,
     "drain": _drain,

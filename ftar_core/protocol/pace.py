@@ -67,6 +67,7 @@ class Paces:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Pace] = {}
+        self.lead_ms = 0.0  # so much longer than the others' median a straggler has computed in the last step
 
     def committed(self, done: Mapping[str, Done], factor: float, steps: int, ranks: int = 1) -> list[Hint]:
         """What is to be said now. `factor` x the median of the others for `steps` steps in a row is a straggler."""
@@ -74,6 +75,7 @@ class Paces:
             del self.by_name[name]  # it contributes no more; a later life begins anew
         compute = {name: max(0.0, d.step_ms - d.wait_ms) for name, d in done.items()}
         hints: list[Hint] = []
+        self.lead_ms = 0.0
         for name, ratio in ratios(compute).items():
             pace = self.by_name.setdefault(name, Pace())
             pace.compute_ms.append(compute[name])
@@ -87,6 +89,8 @@ class Paces:
             elif pace.straggler and pace.calm_steps >= steps:
                 pace.straggler = False
                 hints.append(Hint(name, False, f"it keeps pace with the others again, for {steps} steps"))
+            if pace.straggler and ratio > 1:
+                self.lead_ms = max(self.lead_ms, compute[name] * (1 - 1 / ratio))
         return hints
 
     def ratio(self, name: str) -> float | None:

@@ -79,6 +79,7 @@ def try_start(job: Job, now: float) -> None:
     job.deal = sampler.first(epoch.names(), leader.report.deal)
     job.timers.pop("start", None)
     job.timers.pop("hold-exit", None)
+    job.accounting.begins(job.step, now)
     enter_epoch(job, epoch, same, now, lost={}, undo=undo)
     announce(job, "the job starts")
     job.emit("job.running", job.config.job, f"started with {len(same)} replicas")
@@ -201,6 +202,7 @@ def _promote_shadows(job: Job, now: float) -> bool:
         job.deal = sampler.again(job.deal, epoch.names())
     job.dealt_to = epoch.members
     _running(job)
+    job.accounting.begins(job.step, now)
     enter_epoch(job, epoch, able, now, lost={}, undo=undo)
     why = f"all contributors are gone; {', '.join(epoch.names())} had caught up to step {job.step - 1} and goes on"
     announce(job, why)
@@ -236,6 +238,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
         _settle_by_commit(job, decision, epoch, standings, last=last, undo=undo)
     else:
         _settle_by_retry(job, decision, epoch, standings, undo)
+    job.accounting.begins(job.step, now)
     for name in decision.contributors:
         absent = job.table.ensure(name, now, "")
         if absent.conn is None and absent.state is State.STARTING:

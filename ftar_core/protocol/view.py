@@ -39,6 +39,7 @@ def view(job: Job, now: float, wall: float) -> JobView:
         settings=job.config.shown(),
         step_ms_median=None if median_s is None else median_s * 1000,
         started=job.started + offset,
+        accounting=job.accounting.view(now, wall),
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ftar_core.wire.messages import Message, Part
+from ftar_core.wire.messages import Message
+from ftar_core.wire.part import Part
 
 MEMORY_FILE = "ftar-stacks"  # memfd_create(2)
 

@@ -15,18 +15,21 @@ from enum import Enum
 
 import msgspec
 
+from ftar_core.wire.accounting import AccountView
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
+from ftar_core.wire.part import Part
+from ftar_core.wire.views import EVIDENCE_BYTES as EVIDENCE_BYTES  # noqa: PLC0414 (part of the messages)
+from ftar_core.wire.views import EventView as EventView  # noqa: PLC0414
+from ftar_core.wire.views import HangView as HangView  # noqa: PLC0414
+from ftar_core.wire.views import JobView as JobView  # noqa: PLC0414
+from ftar_core.wire.views import ReplicaView as ReplicaView  # noqa: PLC0414
+from ftar_core.wire.views import StallView as StallView  # noqa: PLC0414
 
 PROTOCOL_VERSION = 1
-EVIDENCE_BYTES = 8192
 
 
 class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Base of everything that travels on a control connection."""
-
-
-class Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Base of what messages are made of."""
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
@@ -354,8 +357,8 @@ class Evicted(Message, frozen=True):
 
 
 class OpRequest(Message, frozen=True):
-    """op: status | events | drain | evict | rejoin | finish | force-quorum; for agents: hangs (who is hung), evidence
-    (`reason` is what was found out about a hung replica)"""
+    """op: status | events | accounting (where the time went, as last saved) | drain | evict | rejoin | finish |
+    force-quorum; for agents: hangs (who is hung), evidence (`reason` is what was found out about a hung replica)"""
 
     id: int
     op: str
@@ -376,85 +379,7 @@ class OpReply(Message, frozen=True):
     job: JobView | None = None
     events: tuple[EventView, ...] = ()
     hangs: tuple[HangView, ...] = ()
-
-
-class ReplicaView(Part, frozen=True):
-    """state: starting, suspect, hung, fetching, replaying, spare, contributing, draining, drained, evicted, blocked or
-    unreachable (protocol.membership.State)."""
-
-    name: str
-    state: str
-    reason: str
-    since: float  # unix seconds
-    incarnation: int
-    slot: int
-    step: int
-    nodes: tuple[str, ...]
-    heartbeat_age_ms: float | None = None
-    phase: str = ""
-    loss: float | None = None
-    step_ms: float | None = None
-    compute_ms: float | None = None  # a step, to the last gradient: the median of the last 20
-    wait_ms: float | None = None  # a step, from there to the last reduced bucket: the same
-    pace: float | None = None  # compute_ms by the median of the other contributors'
-    straggler: bool = False
-
-
-class HangView(Part, frozen=True):
-    """A replica that is hung, or was evicted for it and is not back. `wanted`: nobody has sent evidence yet."""
-
-    replica: str
-    incarnation: int
-    rank: int  # that has produced least
-    wanted: bool
-    evicted: bool
-
-
-class StallView(Part, frozen=True):
-    """An incident as the coordinator saw it. stall_ms: commit - last survivor's gradient - median of 20 calm steps."""
-
-    time: float
-    kind: str  # replica-lost | replica-joined | replica-drained | step-late
-    replica: str
-    step: int
-    detect_ms: float | None
-    stall_ms: float | None
-    reason: str
-
-
-class JobView(Part, frozen=True):
-    """state: starting running holding recovering finished stopped"""
-
-    name: str
-    state: str
-    reason: str
-    step: int
-    term: int
-    epoch: int
-    contributors: tuple[str, ...]
-    replicas_wanted: int
-    min_replicas: int
-    replicas: tuple[ReplicaView, ...]
-    stalls: tuple[StallView, ...]
-    settings: dict[str, float]
-    spares_wanted: int = 0
-    step_ms_median: float | None = None
-    pid: int = 0
-    started: float = 0.0
-
-
-class EventView(Part, frozen=True):
-    """One thing that happened. `source` is the coordinator or a node; `seq` rises within a source's life."""
-
-    seq: int
-    time: float  # unix seconds
-    source: str
-    kind: str  # e.g. replica.lost, replica.joined, rail.down, fault.active
-    object: str  # e.g. r1, node1/rail0
-    reason: str
-    injected: bool = False
-    incident: str = ""
-    evidence: str = ""  # what was found out about a hung replica: several lines, at most EVIDENCE_BYTES
+    accounting: AccountView | None = None
 
 
 ToCoordinator = (

@@ -17,7 +17,8 @@ from enum import Enum
 import msgspec
 
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import Commit, Deal, EpochInfo, MemberInfo, Message, Part, RailNotice, RankInfo
+from ftar_core.wire.messages import Commit, Deal, EpochInfo, MemberInfo, Message, RailNotice, RankInfo
+from ftar_core.wire.part import Part
 
 TEAM_VERSION = 1
 PURPOSE_HELLO, PURPOSE_WELCOME, PURPOSE_REFUSED = "rank-hello", "rank-welcome", "rank-refused"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,18 +11,24 @@ from ftctl.exit_codes import ExitCode
 from ftctl.options import OutputFormat, plain_app, with_cluster
 
 if TYPE_CHECKING:
+    from rich.console import ConsoleRenderable
+
     from ftctl.client.cluster import Cluster, Snapshot
+    from ftctl.render.document import Document
 
 app = plain_app()
 
 
 @app.command()
 @with_cluster
-def status(
+def status(  # noqa: PLR0917
     cluster: Cluster,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it on the screen, live, until Ctrl-C.")] = False,
     interval: Annotated[str, typer.Option(metavar="TIME", help="How often --watch looks.")] = "1s",
     problems: Annotated[bool, typer.Option("--problems", help="Only what is wrong, why, and what to do.")] = False,
+    accounting: Annotated[
+        bool, typer.Option("--accounting", help="Only where the job's time went: effective training time and losses.")
+    ] = False,
     every: Annotated[bool, typer.Option("--all", help="All NICs, all stalls, and faults already reverted.")] = False,
 ) -> ExitCode | None:
     """Show nodes, rails, replicas, stalls, faults, and what to do next.
@@ -29,40 +36,68 @@ def status(
     Exit code 0: healthy, or the only deviations were made on purpose (injected, drained) or are passing (catching up).
     1: something is wrong. 5: a fault could not be taken back. 6: an agent did not answer.
     """
+    only = Only("problems" if problems else "accounting" if accounting else "")
+    if problems and accounting:
+        from ftctl.errors import UsageProblem
+
+        raise UsageProblem("--accounting", "not together with --problems: each is all that is shown")
     if watch:
-        return _watch(cluster, interval, problems, every)
+        return _watch(cluster, interval, only, every)
     from ftctl.client.problems import find, verdict
 
     snapshot = cluster.snapshot()
-    _print(cluster, snapshot, problems, every)
+    _print(cluster, snapshot, only, every)
     return verdict(find(snapshot))
 
 
-def _print(cluster: Cluster, snapshot: Snapshot, problems: bool, every: bool) -> None:
-    from ftctl.client.problems import find
+class Only(str, Enum):
+    """A part of the page that is asked for alone."""
+
+    NOTHING = ""
+    PROBLEMS = "problems"
+    ACCOUNTING = "accounting"
+
+
+def _print(cluster: Cluster, snapshot: Snapshot, only: Only, every: bool) -> None:
     from ftctl.render import document, tables
+
+    if cluster.output.for_machines:
+        document.emit(cluster.world, cluster.output, _document(snapshot, only))
+        return
+    tables.show(cluster.world.console(), *_parts(cluster, snapshot, only, every))
+
+
+def _document(snapshot: Snapshot, only: Only) -> Document:
+    from ftctl.client.problems import find
+    from ftctl.render import document
+
+    whole = document.status(snapshot, find(snapshot))
+    if only is Only.PROBLEMS:
+        return {key: whole[key] for key in ("schema", "time", "problems", "recommended")}
+    if only is Only.ACCOUNTING:
+        account = document.account(snapshot.job.accounting if snapshot.job is not None else None)
+        return {"schema": whole["schema"], "time": whole["time"], "accounting": account}
+    return whole
+
+
+def _parts(cluster: Cluster, snapshot: Snapshot, only: Only, every: bool) -> list[ConsoleRenderable]:
+    from ftctl.client.problems import find
+    from ftctl.render import accounting
     from ftctl.render import status as view
 
-    found = find(snapshot)
-    if cluster.output.for_machines:
-        whole = document.status(snapshot, found)
-        if problems:
-            whole = {key: whole[key] for key in ("schema", "time", "problems", "recommended")}
-        document.emit(cluster.world, cluster.output, whole)
-        return
-    wide = cluster.output is OutputFormat.WIDE
-    parts = view.problems_only(found) if problems else view.status(snapshot, found, wide=wide, every=every)
-    tables.show(cluster.world.console(), *parts)
+    if only is Only.PROBLEMS:
+        return view.problems_only(find(snapshot))
+    if only is Only.ACCOUNTING:
+        return accounting.parts(snapshot.job.accounting if snapshot.job is not None else None)
+    return view.status(snapshot, find(snapshot), wide=cluster.output is OutputFormat.WIDE, every=every)
 
 
-def _watch(cluster: Cluster, interval: str, problems: bool, every: bool) -> ExitCode:
+def _watch(cluster: Cluster, interval: str, only: Only, every: bool) -> ExitCode:
     """Live on a terminal; elsewhere one page (or one JSON line) after the other."""
     from ftctl import durations
     from ftctl.client.cluster import Agents
-    from ftctl.client.problems import find
     from ftctl.errors import UsageProblem
     from ftctl.render import document
-    from ftctl.render import status as view
 
     try:
         interval_s = max(0.1, durations.parse(interval))
@@ -76,9 +111,9 @@ def _watch(cluster: Cluster, interval: str, problems: bool, every: bool) -> Exit
             while True:
                 snapshot = await agents.snapshot()
                 if cluster.output is OutputFormat.JSON:
-                    world.out(document.as_line(document.status(snapshot, find(snapshot))))
+                    world.out(document.as_line(_document(snapshot, only)))
                 else:
-                    _print(cluster, snapshot, problems, every)
+                    _print(cluster, snapshot, only, every)
                     world.out()
                 await world.sleep(interval_s)
         from rich.console import Group
@@ -87,10 +122,7 @@ def _watch(cluster: Cluster, interval: str, problems: bool, every: bool) -> Exit
 
         with Live(console=world.console(), screen=True, auto_refresh=False) as screen:
             while True:
-                snapshot = await agents.snapshot()
-                found = find(snapshot)
-                wide = cluster.output is OutputFormat.WIDE
-                parts = view.problems_only(found) if problems else view.status(snapshot, found, wide=wide, every=every)
+                parts = _parts(cluster, await agents.snapshot(), only, every)
                 spaced = [item for part in parts for item in (part, Text())]
                 screen.update(Group(*spaced, Text("Ctrl-C ends", style="dim")), refresh=True)
                 await world.sleep(interval_s)

@@ -15,7 +15,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from agents.api.models import CoordinatorAction, FaultState, InjectRequest, JobState, RankView, ReplicaAction
+from agents.api.models import (
+    CoordinatorAction,
+    FaultState,
+    InjectRequest,
+    JobAccount,
+    JobState,
+    RankView,
+    ReplicaAction,
+)
 from ftctl.client import replicas
 from ftctl.client.cluster import Agents, Snapshot
 from ftctl.context import World
@@ -97,6 +105,7 @@ class Demo:
     def __init__(self, world: World, lab: Lab, agents: Agents, talk: Progress) -> None:
         self._world, self._lab, self._agents, self._talk = world, lab, agents, talk
         self.marks: list[Mark] = []
+        self.account: JobAccount | None = None  # where the time went, shortly before the job ended
         self.replicas = [node.replica for node in lab.nodes]
 
     async def play(self) -> None:
@@ -236,6 +245,7 @@ class Demo:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
+        self.account = _job(await self._agents.snapshot()).accounting
         await self._agents.act(lambda client: client.finish(CoordinatorAction(reason=REASON)))
         deadline = time.monotonic() + WITHIN_S
         while True:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ftctl.render.document import Document, Json
+from ftctl.render.document import Document, Json, account
 
 if TYPE_CHECKING:
     from rich.console import ConsoleRenderable
+
+    from agents.api.models import JobAccount
 
 SCHEMA = 1
 # The most a healthy replica may be held up, in ms (stall, or for a rejoin the lengthening of its longest step).
@@ -70,6 +72,7 @@ class Report:
     seconds: float = 0.0
     calm_wait_ms: float | None = None
     calm_step_ms: float | None = None
+    account: JobAccount | None = None  # where the job's time went
 
     def failures(self) -> list[str]:
         found = list(self.problems)
@@ -106,11 +109,13 @@ class Report:
             "calm_wait_ms": _round(self.calm_wait_ms),
             "calm_step_ms": _round(self.calm_step_ms),
             "seconds": round(self.seconds, 1),
+            "accounting": account(self.account),
         }
 
     def tables(self) -> list[ConsoleRenderable]:
         from rich.text import Text
 
+        from ftctl.render.accounting import line
         from ftctl.render.tables import BAD, GOOD, Cell, table
 
         rows: list[list[Cell]] = []
@@ -137,6 +142,7 @@ class Report:
                 "calm step",
                 f"{_shown(self.calm_step_ms, 'ms')}, of that {_shown(self.calm_wait_ms, 'ms')} after the gradients",
             ],
+            ["time", line(self.account) if self.account is not None else "not known"],
             ["loss", f"{_shown(self.loss_first, '', digits=3)} -> {_shown(self.loss_last, '', digits=3)}"],
             ["parameters", "bit-identical on all replicas" if self.parameters_identical else "not identical"],
             ["left behind", "; ".join(self.left_behind) or "nothing"],

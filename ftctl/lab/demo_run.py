@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.api.models import JobAccount
 from ftctl.context import World
 from ftctl.errors import CliError
 from ftctl.lab import analysis, lifecycle
@@ -75,6 +76,7 @@ def run(world: World, talk: Progress, *, rate: str, step_ms: int, seed: int, kee
 
 def _play(world: World, lab: Lab, talk: Progress) -> Report:
     marks: list[Mark] = []
+    accounts: list[JobAccount] = []
 
     async def scenario() -> None:
         async with connect(world, lab) as agents:
@@ -83,6 +85,7 @@ def _play(world: World, lab: Lab, talk: Progress) -> Report:
                 await demo.play()
             finally:
                 marks.extend(demo.marks)
+                accounts.extend([demo.account] if demo.account is not None else [])
 
     problems: list[str] = []
     try:
@@ -90,7 +93,9 @@ def _play(world: World, lab: Lab, talk: Progress) -> Report:
     except CliError as error:
         problems.append(str(error))
         talk.done(f"failed: {error}")
-    return assess(read_all(lab.paths.journal), marks, [node.replica for node in lab.nodes], problems)
+    report = assess(read_all(lab.paths.journal), marks, [node.replica for node in lab.nodes], problems)
+    report.account = accounts[-1] if accounts else None
+    return report
 
 
 def assess(journals: Journals, marks: list[Mark], replicas: list[str], problems: list[str]) -> Report:

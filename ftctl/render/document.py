@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Union
 
-from agents.api.models import FaultView, JobState, LinkView, NicView, NodeView, RankView
+from agents.api.models import FaultView, JobAccount, JobState, LinkView, NicView, NodeView, RankView
 from ftctl.client import links
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, rail_word, recommend
@@ -90,6 +90,7 @@ def job(snapshot: Snapshot) -> Document:
             "step_ms_median": state.step_ms_median,
             "coordinator": {"pid": state.pid, "age_s": _age(snapshot, state)},
             "settings": dict(state.settings),
+            "accounting": account(state.accounting),
         }
     newest = max(_ranks(snapshot), key=lambda rank: (rank.term, rank.epoch, rank.step), default=None)
     return {
@@ -107,6 +108,24 @@ def job(snapshot: Snapshot) -> Document:
         "step_ms_median": None,
         "coordinator": None,
         "settings": {},
+        "accounting": None,
+    }
+
+
+def account(state: JobAccount | None) -> Document | None:
+    """Where the job's time went: `us` of all entries are `total_us`, exactly; `share` is of that."""
+    if state is None:
+        return None
+    return {
+        "since": state.since,
+        "total_us": state.total_us,
+        "effective": state.effective,
+        "calm_us": state.calm_us,
+        "spent": [
+            {**entry.model_dump(mode="json"), "share": entry.us / state.total_us if state.total_us else None}
+            for entry in state.spent
+        ],
+        "late": state.late.model_dump(mode="json") if state.late is not None else None,
     }
 
 

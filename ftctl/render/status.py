@@ -12,7 +12,7 @@ from ftctl.client import links
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, is_bad, rail_word, recommend
 from ftctl.durations import show
-from ftctl.render import document
+from ftctl.render import accounting, document
 from ftctl.render import links as link_view
 from ftctl.render.tables import BAD, FAINT, GOOD, PASSING, Cell, Items, fault_style, job_style, replica_style, table
 
@@ -56,6 +56,8 @@ def status(
                 ],
             )
         )
+    if wide and snapshot.job is not None and snapshot.job.accounting is not None:
+        parts += accounting.parts(snapshot.job.accounting)[1:]
     faults = [f for f in snapshot.faults() if every or not f.state.over]
     if faults:
         parts.append(fault_table(faults))
@@ -108,6 +110,9 @@ def job_line(snapshot: Snapshot) -> ConsoleRenderable:
         f" ({len(job.contributors)} of {job.replicas_wanted}, at least {job.min_replicas}){_spares(job)}",
         style="not bold",
     )
+    if job.accounting is not None:
+        text.append("\n")
+        text.append_text(accounting.line(job.accounting))
     if job.reason:
         text.append(f"\n{job.reason}", style="not bold")
     return text

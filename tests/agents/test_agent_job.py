@@ -68,6 +68,12 @@ def test_the_job_through_any_agent(agent: LiveAgent) -> None:
     assert job.settings
 
 
+def test_where_the_jobs_time_goes_is_in_the_metrics_of_any_agent(agent: LiveAgent) -> None:
+    text = agent.get("/metrics", role="viewer").text
+    assert 'ftar_training_occasions_total{category="starting",cause="",job="demo"} 1.0' in text
+    assert "ftctl_agent_resident_bytes" in text
+
+
 def test_the_jobs_events(agent: LiveAgent) -> None:
     answer = agent.get("/v1/job/events", role="viewer").json()
     numbers = [event["seq"] for event in answer["events"]]

@@ -77,6 +77,7 @@ class FakeJob:
     stalls: list[m.StallState] = field(default_factory=list)
     events: list[m.EventRecord] = field(default_factory=list)
     actions: list[tuple[str, str, m.ReplicaAction]] = field(default_factory=list)
+    accounting: m.JobAccount | None = None
 
     def view(self) -> m.JobState:
         contributors = [name for name, r in self.replicas.items() if r.state == "contributing"]
@@ -97,6 +98,7 @@ class FakeJob:
             step_ms_median=201.0,
             pid=4242,
             started=time.time() - 60,
+            accounting=self.accounting,
         )
 
     def set(self, name: str, state: str, **change: Any) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from ftar_core.wire.accounting import Spent
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import EpochInfo
 
@@ -19,8 +21,22 @@ Contribution = tuple[str, int, int | None]  # replica, incarnation, batch (None:
 Result = frozenset[Contribution]
 
 
+class Book(Protocol):
+    def elapsed_us(self) -> int: ...
+    def uncounted_us(self) -> int: ...
+
+
 class Violation(AssertionError):
     """The protocol broke a promise."""
+
+
+def balanced(spent: Sequence[Spent], book: Book) -> None:
+    """Every moment of the job is counted once: what it was spent on adds up to all of it, and nothing is negative."""
+    if any(entry.us < 0 or entry.count < 0 for entry in spent):
+        raise Violation(f"time: less than nothing was spent: {spent}")
+    counted = sum(entry.us for entry in spent)
+    if counted + book.uncounted_us() != book.elapsed_us():
+        raise Violation(f"time: {counted} + {book.uncounted_us()} us of {book.elapsed_us()} are counted: {spent}")
 
 
 def names(result: Result) -> str:

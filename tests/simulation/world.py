@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ftar_core.protocol.accounting import Accounting, Saved
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.coordinator import Coordinator
 from ftar_core.protocol.effects import (
@@ -55,9 +56,10 @@ from ftar_core.protocol.record import Claim, Record
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
 from ftar_core.wire.messages import Deal, EpochInfo, Hello, MemberInfo, Message, OpReply, OpRequest
 
-from .truth import Result, Truth
+from .truth import Result, Truth, balanced
 
 INITIAL = "initial state"
+SAVED_EVERY = 25  # events
 
 
 class Crashed(Exception):
@@ -73,6 +75,7 @@ class Store:
     fresh: bool = True
     broken: bool = False
     writes: int = 0
+    saved: Saved | None = None  # the coordinator's book of where the time went
 
     def claim(self, coordinator: str) -> Claim:
         self.number += 1
@@ -89,7 +92,7 @@ class Store:
         return "ok"
 
     def wipe(self) -> None:
-        self.number, self.record, self.fresh = 0, None, False
+        self.number, self.record, self.fresh, self.saved = 0, None, False, None
 
 
 @dataclass
@@ -116,10 +119,13 @@ class Server:
     def __init__(self, world: World, name: str, store: Store) -> None:
         self.world, self.name, self.store = world, name, store
         self.claim = store.claim(name)
-        self.machine = Coordinator(world.config, self.claim, world.now)
+        gap_s = max(0.0, world.now - store.saved.mono) if store.saved is not None else 0.0
+        self.book = Accounting(world.now, world.config.replicas, store.saved, gap_s, fresh=self.claim.fresh)
+        self.machine = Coordinator(world.config, self.claim, world.now, self.book)
         self.links: dict[int, Link] = {}
         self.alive, self.paused = True, False
         self.crash_in: int | None = None
+        self.fed = 0
         self.exit: Stop | None = None
         self.replies: list[OpReply] = []
 
@@ -131,7 +137,17 @@ class Server:
         """One event, and its effects."""
         if self.alive:
             self._carry_out(self.machine.handle(event, self.world.now))  # type: ignore[arg-type]
+            self._keep_book()
             self.world.touched(self)
+
+    def _keep_book(self) -> None:
+        """Now and then it is saved for the next one; every time, every moment must be in it once."""
+        self.fed += 1
+        if self.alive and self.fed % SAVED_EVERY == 0:
+            saved = self.book.saved(self.world.now, self.world.now)
+            balanced(saved.spent, self.book)
+            if self.store.number == self.term.number:
+                self.store.saved = saved
 
     def _carry_out(self, effects: list[CoordinatorEffect]) -> None:
         for effect in effects:

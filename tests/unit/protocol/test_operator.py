@@ -17,6 +17,7 @@ from ftar_core.protocol.events import (
     Tick,
 )
 from ftar_core.protocol.record import Claim
+from ftar_core.wire.accounting import Loss
 from ftar_core.wire.heartbeat import Phase, TeamBeat
 from ftar_core.wire.ids import Term
 from ftar_core.wire.messages import (
@@ -274,8 +275,8 @@ def test_automatic_evictions_are_limited_and_say_what_an_operator_can_do() -> No
 
     desk = Desk(min_replicas=1)
     replicas = desk.machine.job.table.replicas
-    assert auto_evict(desk.machine.job, replicas["r1"], "silent", desk.now)
+    assert auto_evict(desk.machine.job, replicas["r1"], "silent", desk.now, Loss.SILENT)
     desk.feed(Tick())
-    assert not auto_evict(desk.machine.job, replicas["r2"], "silent", desk.now)
+    assert not auto_evict(desk.machine.job, replicas["r2"], "silent", desk.now, Loss.SILENT)
     assert "limited to 1 in 10 min" in replicas["r2"].reason
     assert "`ftctl evict replica r2`" in replicas["r2"].reason

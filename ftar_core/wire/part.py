@@ -1,0 +1,9 @@
+"""Base of what messages are made of."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A struct that travels inside of a message."""
