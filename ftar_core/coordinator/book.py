@@ -24,6 +24,7 @@ from ftar_core.wire.accounting import AccountView
 
 log = logging.getLogger("ftar.coordinator")
 SAVE_S = 5.0
+LONGEST_GAP_S = 30 * 86400.0  # what is more is a date that was wrong
 MAX_FILE_BYTES = 4 * 1024 * 1024
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -69,7 +70,7 @@ class Book:
         ago = self._clock.now() - saved.mono
         if not self._boot or saved.boot != self._boot or ago < 0:
             ago = self._clock.time() - saved.wall
-        return max(0.0, ago)
+        return min(max(0.0, ago), LONGEST_GAP_S)
 
     def _load(self) -> Saved | None:
         try:

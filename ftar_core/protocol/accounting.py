@@ -217,6 +217,8 @@ class Accounting:
         else:
             left = self._gap + (self._running if made else 0)
             self._running = 0 if made else self._running
+            if self._gap and self._opening:
+                self._count(DOWN)
             idle: Key = DOWN if self._gap or not self.ran else (Category.STALLED, Loss.VANISHED)
             work = min(left, made * (self.calm.median() or 0))
             self._gap = 0

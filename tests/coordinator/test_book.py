@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ftar_core.coordinator.book import MAX_FILE_BYTES, SAVE_S, Book, parse
+from ftar_core.coordinator.book import LONGEST_GAP_S, MAX_FILE_BYTES, SAVE_S, Book, parse
 from ftar_core.coordinator.store import FileStore
 from ftar_core.protocol.accounting import Saved
 from ftar_core.wire.accounting import Category, Loss, Spent
@@ -98,6 +98,8 @@ def test_after_a_reboot_the_date_says_how_long_it_was(
     boot.write_text("and another\n")
     clock.wall -= 10_000  # the date is of no use: at least it is not counted backwards
     assert another(tmp_path, clock).accounting.uncounted_us() == 0
+    clock.wall += 1e9  # or that somebody waited for 30 years
+    assert another(tmp_path, clock).accounting.uncounted_us() == LONGEST_GAP_S * 1_000_000
 
 
 def test_it_is_saved_now_and_then_and_dashboards_see_what_was_saved(tmp_path: Path, clock: Hands) -> None:
