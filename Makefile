@@ -1,6 +1,7 @@
 # make demo   set up, then run the main job: train, unplug, kill, drain, and show that it survives
 # make test   set up, then run the tests
 # make soak   the long tests: failures at every point of a step, storms over a lab; SOAK_SECONDS=1200, SOAK_SEED to repeat one
+# make chaos  all playbooks, each in a lab: JUnit XML, an HTML report and a summary in build/chaos; TAG=quick for some
 # make setup  the set-up alone (.venv at the project's root); again in a second when nothing changed
 # make check  linters, types, import rules
 # make test-native  the native code built with sanitizers, tested and stormed; KINDS=release,asan,tsan ROUNDS=3
@@ -17,7 +18,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 STAMP := .venv/.ftctl-setup
 NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*) $(wildcard ftar_core/native/csrc/nccl/*) $(wildcard ftar_core/bench/csrc/*)
 
-.PHONY: setup demo test soak check simulation native-tools test-native fuzz storm clean
+.PHONY: setup demo test soak chaos check simulation native-tools test-native fuzz storm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +50,11 @@ test: setup
 # The long tests, which `make test` leaves out
 soak: setup
 	@.venv/bin/python -m pytest -m soak $(PYTEST_ARGS)
+
+chaos: setup
+	@mkdir -p build/chaos
+	@.venv/bin/ftctl chaos run playbooks $(if $(TAG),--tag $(TAG)) --lab --out build/chaos/runs \
+	  --junit build/chaos/junit.xml --html build/chaos/report.html --markdown build/chaos/summary.md $(CHAOS_ARGS)
 
 check: setup
 	.venv/bin/ruff check .

@@ -55,7 +55,8 @@ def _view(run: Run) -> dict[str, Any]:
             if record["kind"] in ("note", "hypothesis", "incident", "action")
         ][:2000],
         "events": [
-            {"time": record["event"]["time"] - run.records[0]["time"], **record["event"]} for record in run.of("event")
+            {"injected": False, **record["event"], "time": record["event"]["time"] - run.records[0]["time"]}
+            for record in run.of("event")
         ][:2000],
     }
 

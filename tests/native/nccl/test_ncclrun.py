@@ -23,6 +23,13 @@ from ftar_core.ncclrun.traffic import CANARY, SIZES, WINDOW, Counts, Incoming, O
 from .abi import pair
 from .rig import LOOPBACK
 
+BESIDE = f"""
+import runpy, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import native
+runpy.run_module("ftar_core.ncclrun", run_name="__main__", alter_sys=True)
+"""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -36,12 +43,13 @@ class Ranks:
         self.processes = [self.start(rank, world, *arguments) for rank in range(world)]
 
     def start(self, rank: int, world: int, *arguments: str) -> subprocess.Popen[str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("FTAR_", "NCCL_"))}
+        build = "FTAR_TEST_BUILD"
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("FTAR_", "NCCL_")) or k == build}
         env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
         argv = ["--rails", LOOPBACK, "--allow-sockets", "--report", str(self.folder / f"{rank}.json"), *arguments]
-        return subprocess.Popen(
-            [sys.executable, "-m", "ftar_core.ncclrun", *argv], env=env, stderr=subprocess.PIPE, text=True
-        )
+        # With a build under test the package of these tests is imported first, for it puts that build in its place.
+        run = ["-c", BESIDE] if build in env else ["-m", "ftar_core.ncclrun"]
+        return subprocess.Popen([sys.executable, *run, *argv], env=env, stderr=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Ranks:
         return self
