@@ -101,6 +101,7 @@ def _fail(text: str, code: int) -> None:
 def _run(options: argparse.Namespace) -> int:
     settings = load(options.config)
     faults = bool(options.allow_faults) or settings.allow_faults
+    settings = settings.model_copy(update={"allow_faults": faults})
     known = tokens.load(settings.tokens_file)
     with _state_lock(settings.state_dir), contextlib.closing(Listeners(settings)) as listeners:
         return _Daemon(settings, faults, known, listeners).run(stop_replicas=bool(options.stop_replicas))

@@ -69,6 +69,23 @@ _WAY = Param(
     choices=("in", "out", "both"),
 )
 
+# Of a rank's (ftar_core/wire/breakpoints.py, RANK_POINTS), those that can be taken back; a test holds the two together.
+POINTS = (
+    "forward",
+    "backward",
+    "reduced",
+    "done-sent",
+    "commit-received",
+    "update",
+    "updated",
+    "epoch",
+    "join-prepare",
+    "fetch",
+    "serve",
+    "replay",
+    "promote",
+)
+
 _ALL = (
     Spec("noop", "Change nothing but a marker file of the agent's own: a rehearsal of the life cycle", "node"),
     Spec(
@@ -181,6 +198,19 @@ _ALL = (
             Param("percent", "float", "Part of the time in which they stand still", "percent", 50.0, 1, 95),
             Param("period_ms", "float", "One stop and one resumption", "ms", 100.0, 20, 5000),
         ),
+    ),
+    Spec(
+        "replica-crash-at",
+        "Let a replica's processes fail at a named point of a step, exactly there",
+        "replica",
+        (
+            Param("point", "str", "Where; ARCHITECTURE.md says what each is", choices=POINTS),
+            Param("step", "int", "At this step or the first time later; 0: the next time", default=0, minimum=0),
+            Param("action", "str", "What then", default="kill", choices=("kill", "stop", "raise", "sleep")),
+            Param("sleep_ms", "int", "How long a sleep takes", "ms", 1000, 1, 600_000),
+            Param("within_s", "float", "It is forgotten if it was not reached by then", "s", 120.0, 1, 900),
+        ),
+        takes_out=True,
     ),
     Spec(
         "mem-hog",

@@ -26,6 +26,7 @@ from agents.faults.partition import Partition
 from agents.faults.proc_hang import ProcHang
 from agents.faults.proc_kill import ProcKill
 from agents.faults.proc_slow import ProcSlow
+from agents.faults.replica_crash_at import ReplicaCrashAt
 
 AnyFault = Fault[Any]  # each fault fixes the type of its own record; a list of them cannot
 
@@ -44,6 +45,7 @@ _ALL: tuple[AnyFault, ...] = (
     ProcKill(),
     ProcHang(),
     ProcSlow(),
+    ReplicaCrashAt(),
     MemHog(),
     DiskFull(),
     NodeDown(),

@@ -52,6 +52,7 @@ class Probe:
 
     in_force: bool | None
     sentence: str
+    spent: bool = False  # not in force any more because it has happened, not because somebody took it back
 
 
 U = TypeVar("U", bound=msgspec.Struct)

@@ -26,6 +26,13 @@ class Worker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"process {self.pid} ({self.replica}{f' rank {self.rank}' if self.rank >= 0 else ''})"
 
 
+class Armed(msgspec.Struct, frozen=True):
+    """Orders that a rank has taken from its agent, and breakpoints of them that wait for their moment."""
+
+    taken: int
+    waiting: int
+
+
 class Workers(Protocol):
     def all(self) -> tuple[Worker, ...]:
         """Those that live, by replica and rank."""
@@ -36,6 +43,14 @@ class Workers(Protocol):
         comes; one that was not started for it does not listen. Raises HostError."""
         ...
 
+    def listens(self, worker: Worker) -> bool:
+        """It takes what `tell` sends: it is connected, and was started so."""
+        ...
+
+    def armed(self, worker: Worker) -> Armed | None:
+        """What it says about breakpoints in its last report; None if it cannot be asked."""
+        ...
+
 
 class NoWorkers:
     def all(self) -> tuple[Worker, ...]:
@@ -43,6 +58,12 @@ class NoWorkers:
 
     def tell(self, worker: Worker, message: msgspec.Struct) -> None:
         raise HostError(f"tell {worker.text} something", 0, "only the agent itself is connected to it")
+
+    def listens(self, worker: Worker) -> bool:
+        return False
+
+    def armed(self, worker: Worker) -> Armed | None:
+        return None
 
 
 def aimed_at(workers: tuple[Worker, ...], replica: str, rank: int) -> tuple[Worker, ...]:

@@ -238,6 +238,8 @@ class Injector:
             resting = entry.id in self.beats.resting
             look = self._reverter.probe(entry)
             sentence = look.sentence if look.in_force else f"not in force any more, by somebody else: {look.sentence}"
+            if look.spent:
+                sentence = look.sentence
             if resting:
                 sentence = f"comes and goes, in a pause now: {look.sentence}"
             if look.in_force is None:
@@ -343,13 +345,13 @@ class Injector:
         except HostError as error:
             return self.book.keep(msgspec.structs.replace(entry, detail=str(error)))
         look = fault.probe(self._machine, undo)
-        if look.in_force is False:
+        if look.in_force is False and not look.spent:
             return self.book.keep(msgspec.structs.replace(entry, detail=f"it did not take effect: {look.sentence}"))
         try:
             undo = fault.settled(self._machine, undo)
         except HostError:
             pass  # the wider record will do: it only cannot tell what others removed meanwhile
-        detail = look.sentence if look.in_force else f"may be in force: {look.sentence}"
+        detail = look.sentence if look.in_force or look.spent else f"may be in force: {look.sentence}"
         entry = msgspec.structs.replace(
             entry,
             state=after(entry.state, Move.DONE if fault.irreversible else Move.INJECTED),

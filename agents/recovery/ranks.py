@@ -26,7 +26,7 @@ import msgspec
 from agents.api.models import LinkView, RankView
 from agents.host.errors import HostError
 from agents.host.processes import start_time_of
-from agents.host.workers import Worker
+from agents.host.workers import Armed, Worker
 from agents.recovery.errors import SupervisionUnavailable
 from agents.recovery.sockets import PATH_LIMIT, listen_unix, peer
 from ftar_core.errors import WireError
@@ -129,9 +129,9 @@ class RankRegistry:
         """Send a message of ftar_core/wire/agentlink.py to a rank, which need not listen. Raises HostError."""
         operation = f"tell {worker.text} something"
         with self._lock:
-            known = next((r for r in self._ranks.values() if r.gone_s is None and r.pid == worker.pid), None)
+            known = self._known(worker)
             connection = self._connections.get(known.owner) if known is not None else None
-            if known is None or connection is None or known.start_time != worker.start_time:
+            if known is None or connection is None:
                 raise HostError(operation, 0, "it is not connected to its agent")
             data = encode(message)
             try:
@@ -140,6 +140,22 @@ class RankRegistry:
                     raise HostError(operation, 0, "it does not read what it is sent")
             except OSError as error:
                 raise HostError.of(operation, error) from None
+
+    def listens(self, worker: Worker) -> bool:
+        with self._lock:
+            known = self._known(worker)
+            return known is not None and known.register.breakpoints
+
+    def armed(self, worker: Worker) -> Armed | None:
+        with self._lock:
+            known = self._known(worker)
+            report = known.report if known is not None else None
+            return None if report is None else Armed(report.orders, report.armed)
+
+    def _known(self, worker: Worker) -> _Rank | None:
+        """The connected rank of that process; the caller holds the lock."""
+        here = (r for r in self._ranks.values() if r.gone_s is None and r.pid == worker.pid)
+        return next((r for r in here if r.start_time == worker.start_time), None)
 
     def _view(self, rank: _Rank, now: float) -> RankView:
         register, report = rank.register, rank.report

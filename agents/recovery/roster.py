@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from agents.host.errors import HostError
-from agents.host.workers import Worker
+from agents.host.workers import Armed, Worker
 from agents.recovery.ranks import RankRegistry
 from agents.recovery.supervisor import Supervisor
 
@@ -27,3 +27,9 @@ class Roster:
         if self._registry is None:
             raise HostError(f"tell {worker.text} something", 0, "this agent has no socket for ranks (ranks_socket)")
         self._registry.tell(worker, message)
+
+    def listens(self, worker: Worker) -> bool:
+        return self._registry is not None and self._registry.listens(worker)
+
+    def armed(self, worker: Worker) -> Armed | None:
+        return self._registry.armed(worker) if self._registry is not None else None

@@ -305,6 +305,8 @@ class Supervisor:
         environment |= _inside(supervision.replicas, spec)
         if settings.ranks_socket is not None:
             environment["FTAR_AGENT"] = str(settings.ranks_socket)
+        if settings.allow_faults:
+            environment["FTAR_BREAKPOINTS"] = "allow"  # the agent may ask for faults inside the process; `env` wins
         return Unit(
             spec,
             environment,

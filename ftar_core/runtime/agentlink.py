@@ -17,7 +17,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from ftar_core.errors import WireError
+from ftar_core.runtime.breakpoints import waiting
 from ftar_core.wire.agentlink import RankRegister, RankReport, ToRank, to_rank
 from ftar_core.wire.codec import FrameParser, encode
 
@@ -46,6 +49,7 @@ class AgentLink:
         self._thread = threading.Thread(target=self._run, name="ftar-agentlink", daemon=True)
         self._socket: socket.socket | None = None
         self._trouble = ""
+        self._taken = 0  # orders, of all connections
 
     def start(self) -> None:
         if self._path is not None:
@@ -98,6 +102,8 @@ class AgentLink:
                 raise ConnectionResetError(errno.ECONNRESET, "the agent has closed the connection")
             for order in self._orders.feed(data):
                 self._on_order(order)
+                self._taken += 1
+            self._changed.set()  # what waits now is told at once
         except WireError as error:
             log.warning("the agent at %s is not heard any more: %s", self._path, error)
             self._orders = None
@@ -125,7 +131,7 @@ class AgentLink:
         if self._socket is None:
             return False
         try:
-            self._socket.sendall(encode(report))
+            self._socket.sendall(encode(msgspec.structs.replace(report, orders=self._taken, armed=waiting())))
         except OSError as error:
             self._disconnect()
             self._note(error)

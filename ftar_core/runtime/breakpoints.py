@@ -7,6 +7,7 @@ armed, neither then nor later. What a point does it does in the thread that pass
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -31,9 +32,10 @@ class Breakpoints:
     def __init__(self, rank: int = 0, native: Callable[[int, int, int], None] | None = None) -> None:
         self._rank, self._native = rank, native
         self._lock = threading.Lock()
-        self._specs: list[tuple[Spec, list[int]]] = []  # with how often it was passed
+        self._specs: list[tuple[Spec, list[int], float]] = []  # with how often it was passed, and until when it waits
 
-    def arm(self, specs: Sequence[Spec]) -> None:
+    def arm(self, specs: Sequence[Spec], until_s: float = math.inf) -> None:
+        """`until_s` (time.monotonic): forgotten then, or by `clear`; infinite: never."""
         with self._lock:
             for spec in specs:
                 if spec.rank in (-1, self._rank):
@@ -41,12 +43,25 @@ class Breakpoints:
                     if spec.point == "bucket" and self._native is not None:
                         self._native(spec.step, spec.bucket, SIGNALS[spec.action])
                     else:
-                        self._specs.append((spec, [0]))
+                        self._specs.append((spec, [0], until_s))
+
+    def clear(self) -> None:
+        """Forget those that are not for ever."""
+        with self._lock:
+            self._specs = [one for one in self._specs if one[2] == math.inf]
+
+    def waiting(self) -> int:
+        """How many of those wait for their moment."""
+        now = time.monotonic()
+        with self._lock:
+            return sum(now < until < math.inf and seen[0] < spec.skip + spec.count for spec, seen, until in self._specs)
 
     def passed(self, point: str, step: int, bucket: int) -> None:
         due: list[Spec] = []
         with self._lock:
-            for spec, seen in self._specs:
+            for spec, seen, until_s in self._specs:
+                if until_s != math.inf and time.monotonic() >= until_s:
+                    continue
                 if spec.point == point and step >= spec.step and spec.bucket in (-1, bucket):
                     seen[0] += 1
                     if spec.skip < seen[0] <= spec.skip + spec.count:
@@ -83,7 +98,18 @@ def arm_on_order(order: ArmBreakpoints) -> None:
     """What the agent asks for. A rank that was not started with FTAR_BREAKPOINTS has nothing to arm."""
     if armed is None:
         return
+    until_s = time.monotonic() + order.for_ms / 1000.0 if order.for_ms > 0 else math.inf
     try:
-        armed.arm(parse(order.text, rank_points()))
+        specs = parse(order.text, rank_points())
+        if until_s != math.inf and any(spec.point == "bucket" for spec in specs):
+            raise ValueError("bucket: the native thread cannot forget it")
+        if order.clear:
+            armed.clear()
+        armed.arm(specs, until_s)
     except ValueError as error:
         log.warning("the agent asks for breakpoints that are not understood: %s", error)
+
+
+def waiting() -> int:
+    """Breakpoints that the agent has asked for, for a time, and that have not been reached."""
+    return armed.waiting() if armed is not None else 0

@@ -40,6 +40,7 @@ class Reporter:
             pid=os.getpid(),
             rails=tuple(rail.name for rail in settings.rails),
             stacks=self._stacks.way if self._stacks is not None else None,
+            breakpoints=on_order is not None,
         )
         self._link = AgentLink(settings.agent, register, on_order) if settings.agent is not None else None
 

@@ -30,6 +30,7 @@ class RankRegister(Message, frozen=True):
     pid: int
     rails: tuple[str, ...]
     stacks: StackWay | None = None
+    breakpoints: bool = False  # it takes ArmBreakpoints
 
 
 class LinkReport(Part, frozen=True):
@@ -59,13 +60,19 @@ class RankReport(Message, frozen=True):
     loss: float | None = None
     compute_ms: float | None = None  # a step, to the last gradient: the median of the last 20
     wait_ms: float | None = None  # a step, from there to the commit: the same
+    orders: int = 0  # taken from the agent so far
+    armed: int = 0  # breakpoints of them that wait for their moment
 
 
 class ArmBreakpoints(Message, frozen=True):
     """From the agent, the one thing that it may send: fail there, as FTAR_BREAKPOINTS would say it. Heard only by a
-    rank that was started with that variable (`allow` is enough)."""
+    rank that was started with that variable (`allow` is enough). It forgets them after `for_ms` (0: never).
+
+    `clear`: first forget those that an agent has asked for earlier."""
 
     text: str
+    for_ms: int = 0
+    clear: bool = False
 
 
 ToRank = ArmBreakpoints

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from fake_links import FakeClock
 
+from agents.api.faultspecs import POINTS
 from agents.api.words import FaultState
 from agents.faults.rhythm import Rhythm, phase
 from agents.host.machine import Machine
@@ -25,6 +26,7 @@ from agents.injection.injector import Injection, Injector
 from agents.injection.ledger import Entry, Ledger
 from agents.injection.problems import FaultProblem
 from agents.injection.reverting import Reverter
+from ftar_core.wire.breakpoints import RANK_POINTS
 
 LIMITS = Limits("node1", ("rail0", "rail1"), "mgmt0", max_faults=5, max_duration_s=900)
 JOB = JobFacts(True, ("r0", "r1", "r2"), 2)
@@ -39,6 +41,12 @@ class Workers:
 
     def tell(self, worker: Worker, message: msgspec.Struct) -> None:
         raise AssertionError("nobody is told anything here")
+
+    def listens(self, worker: Worker) -> bool:
+        return False
+
+    def armed(self, worker: Worker) -> None:
+        return None
 
 
 @dataclasses.dataclass
@@ -185,6 +193,13 @@ def test_bad_targets_and_parameters(node: Node, wish: dict[str, Any], code: str,
     assert problem.code == code
     assert words in problem.reason
     assert node.states() == "SSS"
+
+
+def test_a_rank_that_takes_no_breakpoints_is_refused_with_what_to_set(node: Node) -> None:
+    problem = node.refused("replica-crash-at", replica="r1", params={"point": "reduced"})
+    assert "takes no breakpoints" in problem.reason
+    assert "FTAR_BREAKPOINTS=allow" in problem.hint
+    assert set(POINTS) == set(RANK_POINTS) - {"bucket"}
 
 
 def test_a_rhythm_adds_up_whatever_its_jitter_and_begins_at_once() -> None:

@@ -121,3 +121,27 @@ def test_an_agent_arms_later_only_what_was_allowed_at_the_start() -> None:
 def test_without_the_variable_nothing_is_ever_armed() -> None:
     breakpoints.install(None)
     assert hits("update", range(100)) == []
+
+
+def test_what_the_agent_asks_for_a_time_is_counted_cleared_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(breakpoints.time, "monotonic", lambda: now)
+    breakpoints.install(Breakpoints())
+    try:
+        breakpoints.arm_on_order(ArmBreakpoints(text="update,action=raise", for_ms=5000))
+        assert breakpoints.waiting() == 1
+        breakpoints.arm_on_order(ArmBreakpoints(text="", clear=True))
+        breakpoints.passes("update", 1)
+        assert breakpoints.waiting() == 0
+        breakpoints.arm_on_order(ArmBreakpoints(text="update,action=raise", for_ms=5000))
+        now += 5.0
+        assert breakpoints.waiting() == 0
+        breakpoints.passes("update", 2)
+        breakpoints.arm_on_order(ArmBreakpoints(text="bucket", for_ms=5000))
+        assert breakpoints.waiting() == 0
+        breakpoints.arm_on_order(ArmBreakpoints(text="update,action=raise", for_ms=5000))
+        with pytest.raises(BreakpointHit):
+            breakpoints.passes("update", 3)
+        assert breakpoints.waiting() == 0
+    finally:
+        breakpoints.install(None)
