@@ -1,5 +1,5 @@
 # make demo   set up, then run the main job: train, unplug, kill, drain, and show that it survives
-# make test   set up, then run the tests
+# make test   set up, then run the tests; JOBS=2: in two processes beside each other
 # make soak   the long tests: failures at every point of a step, storms over a lab; SOAK_SECONDS=1200, SOAK_SEED to repeat one
 # make chaos  all playbooks, each in a lab: JUnit XML, an HTML report and a summary in build/chaos; TAG=quick for some
 # make setup  the set-up alone (.venv at the project's root); again in a second when nothing changed
@@ -45,7 +45,7 @@ demo: setup
 	@.venv/bin/ftctl lab demo
 
 test: setup
-	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest $(if $(JOBS),-n $(JOBS) --dist loadgroup) $(PYTEST_ARGS)
 
 # The long tests, which `make test` leaves out
 soak: setup

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+
+import pytest
 
 # A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that: ftctl
 # leaves signals alone that were ignored at its start, so the tests that send one would wait for nothing.
@@ -11,3 +14,17 @@ for _number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+TESTS = Path(__file__).parent
+# What makes namespaces and links, or measures; one of those at a time when tests run beside each other.
+ONE_AT_A_TIME = ("agents", "bench", "lab", "native", "scenarios")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For `make test JOBS=2`: what stays together in one process."""
+    if config.pluginmanager.hasplugin("xdist") and config.getoption("dist", "no") == "loadgroup":
+        for item in items:
+            place = item.path.relative_to(TESTS).parts
+            group = "machine" if place[0] in ONE_AT_A_TIME else "/".join(place)
+            item.add_marker(pytest.mark.xdist_group(group))

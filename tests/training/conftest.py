@@ -23,7 +23,7 @@ from . import sharded
 from .trainer import Recipe, run
 
 TOKEN, OPERATOR_TOKEN = "training-test-token-1", "training-test-operator-token"
-DEADLINE_S = 45.0
+DEADLINE_S = 90.0
 FORKS = multiprocessing.get_context("forkserver")
 # An optimizer imports torch._dynamo when the first one is made: seconds, in every replica.
 FORKS.set_forkserver_preload(["ftar_core.training.session", "torch._dynamo", "torch.distributed.fsdp"])
