@@ -5,14 +5,15 @@ shadow on the other, every process with its own memory; the bare copy and the fe
 
 Seconds of a fetch run from the moment at which the shadow knows what it will get to the last byte verified, including
 fresh memory for it; the copy of the state at a source is made beside its training and is shown for itself. A ratio is
-the median of the ratios within a round of turns.
+the median of the ratios within a round of turns. CPU: seconds of all processes that take part, without those copies; on
+a machine that has other things to do they say more than the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -45,8 +46,19 @@ COLUMNS = (
     Column("bare_s", "bare copy", 11, number(".2f", " s")),
     Column("mbit", "user data", 14, number(".0f", " Mbit/s")),
     Column("ratio_bare", "x bare", 8, number(".2f"), at_least(GOAL)),
+    Column("fetch_cpu_s", "CPU", 8, number(".2f", " s")),
+    Column("bare_cpu_s", "bare CPU", 10, number(".2f", " s")),
     Column("copy_s", "copy at source", 16, number(".2f", " s")),
 )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Seconds of a copy or a fetch, of CPU, and of the copy that a source has made for it."""
+
+    seconds: float
+    cpu_s: float
+    copy_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,22 +93,26 @@ class Bench:
         stack.callback(node.kill)
         return node
 
-    def bare(self) -> float:
-        """Seconds of a bare copy."""
+    def _cpu_s(self, sources: Iterable[Node]) -> float:
+        return sum(float(node.ask("cpu")) for node in (*sources, self._shadow))
+
+    def bare(self) -> Turn:
         source = self._sources["r0"]
+        before = self._cpu_s([source])
         port = source.ask("listen_bare", address=self._here)
         source.tell("send_bare", size=self._size)
         seconds = float(
             self._shadow.ask("receive_bare", here=self._there, address=self._here, port=port, size=self._size)
         )
         source.read()
-        return seconds
+        return Turn(seconds, self._cpu_s([source]) - before)
 
-    def fetch(self, count: int, check: bool) -> tuple[float, float]:
-        """(seconds of a fetch from `count` sources, of the copy that a source has made for it)"""
+    def fetch(self, count: int, check: bool) -> Turn:
+        """From `count` sources."""
         self._step += 1
         chosen = dict(list(self._sources.items())[:count])
         endpoints = {name: self._endpoints[name] for name in chosen}
+        before = self._cpu_s(chosen.values())
         self._shadow.tell("fetch", rails=self._place.shadow, sources=endpoints, size=self._size, check=check)
         deadline = time.monotonic() + ASKED_S
         while not all(node.ask("asked") for node in chosen.values()):
@@ -106,25 +122,26 @@ class Bench:
         time.sleep(0.05)  # the stream has been asked for as well
         for node in chosen.values():
             node.tell("copy", step=self._step)
-        copied = max(float(node.read()) for node in chosen.values())
+        copies = [node.read() for node in chosen.values()]
         seconds, given = self._shadow.read()
         if sum(given.values()) != self._size or set(given) != set(chosen):
             raise BenchError(f"not every source has given: {given}")
-        return float(seconds), copied
+        used = self._cpu_s(chosen.values()) - before - sum(float(cpu_s) for _, cpu_s in copies)
+        return Turn(float(seconds), used, max(float(copy_s) for copy_s, _ in copies))
 
 
 def measure(network: Network, sources: Sequence[int], size: int, rounds: int, report: Report) -> list[Row]:
-    found: dict[int, list[tuple[float, float, float]]] = {count: [] for count in sources}
+    found: dict[int, list[tuple[Turn, Turn]]] = {count: [] for count in sources}
     with ExitStack() as stack:
         bench = Bench(stack, network, max(sources), size)
         for n in range(rounds):
             for count in sources:
                 report.step(f"{count} sources, round {n + 1}", n / rounds)
                 bare = bench.bare()
-                found[count].append((*bench.fetch(count, check=n == 0), bare))
+                found[count].append((bench.fetch(count, check=n == 0), bare))
     rows: list[Row] = []
-    for count, times in found.items():
-        fetch = median(t[0] for t in times)
+    for count, turns in found.items():
+        fetch = median(mine.seconds for mine, _ in turns)
         rows.append(
             {
                 "rail_mbit": network.rates_mbit[0],
@@ -132,10 +149,12 @@ def measure(network: Network, sources: Sequence[int], size: int, rounds: int, re
                 "bytes": size,
                 "rounds": rounds,
                 "fetch_s": round(fetch, 3),
-                "bare_s": round(median(t[2] for t in times), 3),
+                "bare_s": round(median(bare.seconds for _, bare in turns), 3),
                 "mbit": round(size * 8e-6 / fetch, 1),
-                "ratio_bare": round(median(t[2] / t[0] for t in times), 3),
-                "copy_s": round(median(t[1] for t in times), 3),
+                "ratio_bare": round(median(bare.seconds / mine.seconds for mine, bare in turns), 3),
+                "fetch_cpu_s": round(median(mine.cpu_s for mine, _ in turns), 3),
+                "bare_cpu_s": round(median(bare.cpu_s for _, bare in turns), 3),
+                "copy_s": round(median(mine.copy_s for mine, _ in turns), 3),
                 "goal": GOAL,
             }
         )

@@ -84,19 +84,23 @@ class Session:
         """A shadow waits for a copy."""
         return self._source()[0].wanted()
 
-    def copy(self, step: int) -> float:
-        """A boundary: copy the state for whoever has asked. Seconds."""
+    def cpu(self) -> float:
+        """Seconds that this process has computed."""
+        return time.process_time()
+
+    def copy(self, step: int) -> list[float]:
+        """A boundary: copy the state for whoever has asked. [seconds, of CPU]"""
         server, state = self._source()
 
         def live() -> LiveState:
             return look_at_state({"state": state})
 
-        began = time.monotonic()
+        began, before = time.monotonic(), time.process_time()
         server.look(step, EPOCH, live, behind_update=True)
         problem = _finish_copy(server)
         if problem:
             raise RuntimeError(problem)
-        return time.monotonic() - began
+        return [time.monotonic() - began, time.process_time() - before]
 
     def _source(self) -> tuple[StateServer, State]:
         if self.server is None or self.state is None:

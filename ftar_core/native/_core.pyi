@@ -1,9 +1,10 @@
 """The contract of the native core (csrc/module.cpp). All calls are thread-safe; the blocking ones release the GIL."""
 
-from collections.abc import Callable
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypedDict
 
 ABI: int
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 class Options:
     """Settings of the link layer; times in milliseconds, sizes in bytes."""
@@ -133,6 +134,21 @@ DTYPES: dict[str, int]  # "float32" 0, "float64" 1, "bfloat16" 2, "float16" 3, "
 
 def digest(addr: int, nbytes: int, seed: int) -> int:
     """64-bit non-cryptographic hash of memory (releases the GIL); seed chains buffers."""
+
+def digest_of(buffers: Sequence[Buffer]) -> int:
+    """The same over several buffers, one chained to the next, from seed 0: where one ends and the next begins counts.
+    Releases the GIL."""
+
+def receive_into(fd: int, buffers: Sequence[Buffer]) -> int:
+    """Fill writable buffers from a blocking socket; returns `digest_of(buffers)`. Releases the GIL. OSError: the
+    socket's; TimeoutError when nothing comes within its SO_RCVTIMEO, ConnectionResetError at the end of the stream."""
+
+def fan_out(fds: Sequence[int], data: bytes) -> list[tuple[int, int]]:
+    """The same bytes into many sockets, without waiting for any. Returns those that did not take all: (place in `fds`,
+    bytes taken, or -1: it takes nothing any more). Releases the GIL."""
+
+def populate(addr: int, nbytes: int) -> bool:
+    """Back this memory with pages now, contents unchanged. Releases the GIL. False where the kernel cannot."""
 
 def all_finite(addr: int, count: int, dtype: int) -> bool:
     """True if no element is infinite or NaN; integers always are finite. Releases the GIL."""

@@ -213,8 +213,9 @@ class Copier:
         return True
 
     def _sum(self, held: Held) -> None:
-        """Checksums of all pieces, so that they need not be made while somebody waits for them."""
-        for number in range(held.count):
+        """Checksums of all pieces, so that they need not be made while somebody waits for them. From the end: shadows
+        begin at the front, and what is asked for first is summed where it is sent."""
+        for number in reversed(range(held.count)):
             if self._closed or self._next is not None:
                 return
             held.piece(number)

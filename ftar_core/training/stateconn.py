@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-import numpy
 import torch
 
 from ftar_core.errors import WireError
@@ -30,10 +29,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 def checksum(buffers: Sequence[memoryview]) -> int:
     """64-bit checksum over these bytes; it depends on where one buffer ends and the next begins."""
-    found = 0
-    for buffer in buffers:
-        found = core.digest(numpy.frombuffer(buffer, numpy.uint8).ctypes.data, len(buffer), found)
-    return found
+    return core.digest_of(buffers)
 
 
 class StateConnection:
@@ -110,11 +106,16 @@ class StateConnection:
 
     def receive_bytes(self, chunk: Chunk, target: Sequence[memoryview]) -> bool:
         """The raw bytes behind `chunk` into `target`, which is of its size. False if they were damaged on the way; the
-        connection is good for more."""
+        connection is good for more. The checksum is made in the same pass, of what is still in the cache."""
+        if not self._trusted:
+            raise WireError("raw bytes of a stranger")
         if chunk.size != sum(len(buffer) for buffer in target):
             raise WireError(f"chunk {chunk.index} of {chunk.size} bytes: another size is expected")
-        self._read(list(target), time.monotonic() + self.limit_s)
-        return checksum(target) == chunk.sum
+        self._time_limit(self.limit_s)
+        try:
+            return core.receive_into(self._sock.fileno(), target) == chunk.sum
+        except TimeoutError:
+            raise TimeoutError(f"nothing within {self.limit_s:g} s") from None
 
     def receive_tensor(self, index: int, tensor: torch.Tensor) -> None:
         """The chunks of a whole tensor. Raises WireError if they do not come in order, or damaged."""

@@ -132,11 +132,12 @@ def test_a_copy_made_for_an_earlier_shadow_is_not_given_for_the_present_state(wo
 
 
 def test_when_a_source_dies_the_others_go_on_with_its_pieces(world: World) -> None:
-    dying, healthy = big(world, "r1", mbit=60), big(world, "r0", mbit=60)
+    dying, healthy = big(world, "r1", mbit=60), big(world, "r0", mbit=10)
     follower = world.follower(healthy.info, dying.info)
     all_asked(healthy, dying)
     until(lambda: dying.server.limits.fetch_bytes > 3_000_000, "the fetch is under way")
     dying.server.close()
+    healthy.server.limits.pace.bytes_per_s = 0.0
     item = assert_big(next_item(follower), 5)
     given = dict(item.by_source)
     assert 0 < given["r1"] < 4 * BIG
@@ -253,12 +254,14 @@ def test_a_source_that_is_past_the_step_is_left_out(world: World) -> None:
 
 
 def test_a_source_that_is_a_step_behind_gives_when_it_gets_there(world: World) -> None:
-    first, behind = big(world, "r0", step=6, mbit=100), big(world, "r1", step=5)
+    first, behind = big(world, "r0", step=6, mbit=20), big(world, "r1", step=5)
     follower = world.follower(first.info, behind.info)
     all_asked(first, behind)
     behind.commit()
     until(lambda: any(b.step == 6 for b in behind.server.shelf.borrowers), "it is asked for step 6")
     behind.at_boundary()
+    until(lambda: behind.server.limits.fetch_bytes, "it gives")
+    first.server.limits.pace.bytes_per_s = 0.0
     item = assert_big(next_item(follower), 6)
     assert "r1" in dict(item.by_source)
 

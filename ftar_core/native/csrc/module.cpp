@@ -180,4 +180,5 @@ NB_MODULE(_core, m) {
   bind_engine(m);
   bind_pure(m);
   bind_books(m);
+  bind_sockets(m);
 }

@@ -10,8 +10,9 @@ namespace ftar {
 
 namespace nb = nanobind;
 
-void bind_engine(nb::module_& m);  // engine_module.cpp
-void bind_books(nb::module_& m);   // books_module.cpp
+void bind_engine(nb::module_& m);   // engine_module.cpp
+void bind_books(nb::module_& m);    // books_module.cpp
+void bind_sockets(nb::module_& m);  // sockets_module.cpp
 
 inline std::string text(const nb::bytes& b) { return {b.c_str(), b.size()}; }
 

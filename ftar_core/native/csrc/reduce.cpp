@@ -1,6 +1,7 @@
 // See reduce.h. Plain loops that the compiler turns into vector code, with a second version for AVX2 machines.
 #include "reduce.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -150,18 +151,27 @@ bool all_finite(const void* data, size_t count, DType dtype) {
   }
 }
 
-uint64_t digest(const void* data, size_t bytes, uint64_t seed) {
+Digest::Digest(uint64_t seed) : seed_(seed), lanes_{seed ^ kOdd1, seed + kOdd2, seed ^ ~kOdd2, seed + ~kOdd1} {}
+
+void Digest::add(const void* data, size_t bytes) {
   const auto* p = static_cast<const unsigned char*>(data);
-  uint64_t lanes[4] = {seed ^ kOdd1, seed + kOdd2, seed ^ ~kOdd2, seed + ~kOdd1};
+  uint64_t lanes[4] = {lanes_[0], lanes_[1], lanes_[2], lanes_[3]};
   size_t left = bytes;
-  for (; left >= 32; left -= 32, p += 32) {
+  for (; left >= kBlock; left -= kBlock, p += kBlock) {
     uint64_t w[4];
-    std::memcpy(w, p, 32);
+    std::memcpy(w, p, kBlock);
     for (int i = 0; i < 4; ++i) lanes[i] = mix(lanes[i], w[i]);
   }
-  uint64_t h = finish(seed + bytes);
-  for (uint64_t lane : lanes) h = mix(h, finish(lane));
-  for (; left > 0; ) {
+  std::copy(lanes, lanes + 4, lanes_);
+  std::memcpy(rest_, p, left);
+  bytes_ += bytes;
+}
+
+uint64_t Digest::end() const {
+  uint64_t h = finish(seed_ + bytes_);
+  for (uint64_t lane : lanes_) h = mix(h, finish(lane));
+  const unsigned char* p = rest_;
+  for (size_t left = bytes_ % kBlock; left > 0;) {
     const size_t n = left < 8 ? left : 8;
     uint64_t w = 0;
     std::memcpy(&w, p, n);
@@ -170,6 +180,12 @@ uint64_t digest(const void* data, size_t bytes, uint64_t seed) {
     p += n;
   }
   return finish(h);
+}
+
+uint64_t digest(const void* data, size_t bytes, uint64_t seed) {
+  Digest whole(seed);
+  whole.add(data, bytes);
+  return whole.end();
 }
 
 }  // namespace ftar

@@ -27,6 +27,21 @@ bool all_finite(const void* data, size_t count, DType dtype);
 // 64-bit hash of memory for comparing copies; not for strangers. Any single changed 8-byte word changes the result.
 uint64_t digest(const void* data, size_t bytes, uint64_t seed);
 
+// The same of memory that comes piece by piece: every `add` but the last is a multiple of kBlock bytes.
+class Digest {
+ public:
+  static constexpr size_t kBlock = 32;
+  explicit Digest(uint64_t seed);
+  void add(const void* data, size_t bytes);
+  uint64_t end() const;
+
+ private:
+  uint64_t seed_;
+  uint64_t bytes_ = 0;
+  uint64_t lanes_[4];
+  unsigned char rest_[kBlock] = {};  // of the last piece, behind its whole blocks
+};
+
 class DefaultFloatMode {
  public:
   DefaultFloatMode() {
