@@ -18,7 +18,7 @@ import selectors
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import dropwhile
+from itertools import dropwhile, islice
 from typing import Protocol
 
 import msgspec
@@ -34,6 +34,7 @@ from ftar_core.coordinator.peers import (
     StrangerLog,
     Tokens,
     admit,
+    hand_out,
     part,
 )
 from ftar_core.coordinator.store import FileStore, StoreUnknown
@@ -193,7 +194,8 @@ class Service:
             self._busy = False
 
     def _carry_out(self, effects: Sequence[CoordinatorEffect]) -> None:
-        for effect in effects:
+        sent = 0  # effects before this one have gone with an earlier one
+        for index, effect in enumerate(effects):
             match effect:
                 case Persist(record):
                     self._passes("before-record", effects)
@@ -207,9 +209,16 @@ class Service:
                         self._queue.appendleft(RecordFailed(_with_hint(error)))  # before all that happened meanwhile
                         return
                     self._passes("after-record", effects)
+                case Send() if index < sent:
+                    pass
                 case Send(conn, message):
                     self._passes("before-send", message)
-                    self._send(conn, message)
+                    conns = _of_the_same(effects, index) if breakpoints.armed is None else ()
+                    if len(conns) > 1:
+                        self._send_to_all(conns, message)
+                        sent = index + len(conns)
+                    else:
+                        self._send(conn, message)
                     self._passes("after-send", message)
                 case Reply(conn, reply):
                     self._send(conn, reply)
@@ -363,6 +372,13 @@ class Service:
         if peer.channel.broken:
             self._drop(peer, peer.channel.broken)
 
+    def _send_to_all(self, conns: Sequence[int], message: Message) -> None:
+        found = [self._peers.get(conn) for conn in conns]
+        for peer in hand_out(encode(message), [peer for peer in found if peer is not None and not peer.closing]):
+            self._watch(peer)
+            if peer.channel.broken:
+                self._drop(peer, peer.channel.broken)
+
     def _view(self) -> JobView:
         view = self._machine.view(self._clock.now(), self._clock.time())
         return msgspec.structs.replace(view, pid=os.getpid(), started=self._started)
@@ -446,6 +462,20 @@ class Service:
         self._peers.clear()
         self._selector.close()
         self._waker.close()
+
+
+def _of_the_same(effects: Sequence[CoordinatorEffect], index: int) -> list[int]:
+    """The connections of this Send and of those right behind it that send the same. What has a proof in it (a Welcome,
+    a Refused) is for one alone."""
+    first = effects[index]
+    conns: list[int] = []
+    for effect in islice(effects, index, None):
+        if not isinstance(effect, Send) or not isinstance(first, Send) or effect.message is not first.message:
+            break
+        conns.append(effect.conn)
+        if isinstance(effect.message, Welcome | Refused):
+            break
+    return conns
 
 
 def _message_behind(effects: Sequence[CoordinatorEffect]) -> Message | None:

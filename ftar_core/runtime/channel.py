@@ -55,6 +55,7 @@ class Channel(Generic[T]):
         self.sock = sock
         self.parser = parser
         self.broken = ""
+        self.clear = sock.fileno()  # -1 while bytes wait, and once it takes none: then `send_frame` knows what to do
         self._out = bytearray()
         self._deaf = False  # the other side takes nothing any more
 
@@ -114,16 +115,31 @@ class Channel(Generic[T]):
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                self._deaf = True
+                self._turn_deaf()
                 return
             if sent == len(frame):
                 return
             frame = frame[sent:]
+            self.clear = -1
         if len(self._out) + len(frame) > WRITE_CAP_BYTES:
             self.broken = f"it does not read: {len(self._out)} bytes are waiting for it"
             return
         self._out += frame
         self.flush()
+
+    def send_rest(self, frame: bytes, taken: int) -> None:
+        """What core.fan_out, given `clear`, has left of an encoded message: it says how many bytes were taken."""
+        if self.clear < 0 or taken == 0:
+            self.send_frame(frame)
+        elif taken < 0:
+            self._turn_deaf()
+        else:
+            self.clear = -1
+            self._out += frame[taken:]
+
+    def _turn_deaf(self) -> None:
+        self._deaf, self.clear = True, -1
+        self._out.clear()
 
     def flush(self) -> None:
         """Give the kernel what it takes now; call when the socket is writable and `pending_bytes` is not 0."""
@@ -133,12 +149,14 @@ class Channel(Generic[T]):
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                self._deaf = True
-                self._out.clear()
+                self._turn_deaf()
                 return
             del self._out[:sent]
+            if not self._out:
+                self.clear = self.sock.fileno()
 
     def close(self) -> None:
         if not self.broken:
             self.broken = "closed"
+        self.clear = -1
         self.sock.close()

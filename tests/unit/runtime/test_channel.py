@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ftar_core.native import core
 from ftar_core.runtime import channel as channel_module
 from ftar_core.runtime.channel import Channel
 from ftar_core.wire.codec import LENGTH, STRANGER_LIMIT, FrameParser, encode, to_coordinator
@@ -90,3 +91,41 @@ def test_a_reader_that_does_not_read_is_given_up(
             break
     assert "does not read" in channel.broken
     assert channel.pending_bytes <= 256 * 1024
+
+
+def test_what_is_sent_to_many_at_once_keeps_its_order_when_one_of_them_is_full(
+    ends: tuple[Channel[ToCoordinator], socket.socket],
+) -> None:
+    channel, far = ends
+    channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    messages = [Leaving(reason=str(n) + "x" * 50_000) for n in range(60)]
+    for message in messages:
+        frame = encode(message)
+        for _, taken in core.fan_out([channel.clear], frame):
+            channel.send_rest(frame, taken)
+    assert channel.pending_bytes, "the kernel is full"
+    assert channel.clear == -1
+    parser, got = FrameParser(to_coordinator), []
+    while len(got) < len(messages):
+        got += parser.feed(far.recv(1 << 20))
+        channel.flush()
+    assert got == messages
+    assert channel.clear == channel.fileno()
+
+
+def test_one_that_takes_nothing_any_more_is_left_alone_and_read_to_its_end(
+    ends: tuple[Channel[ToCoordinator], socket.socket],
+) -> None:
+    channel, far = ends
+    far.sendall(encode(Leaving(reason="first")))
+    channel.sock.shutdown(socket.SHUT_WR)
+    ((place, taken),) = core.fan_out([channel.clear], b"for nobody")
+    assert (place, taken) == (0, -1)
+    channel.send_rest(b"for nobody", taken)
+    assert channel.clear == -1
+    assert core.fan_out([channel.clear], b"nor this") == [(0, -1)]
+    channel.send_rest(b"nor this", -1)
+    assert channel.pending_bytes == 0
+    assert receive(channel) == [Leaving(reason="first")]
+    assert not channel.broken
