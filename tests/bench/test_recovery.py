@@ -138,6 +138,11 @@ def test_a_machine_too_slow_for_the_pace_prints_no_figures() -> None:
     with pytest.raises(BenchError, match="too slow for the pace: ftar takes 200 ms for a step of 160 ms") as error:
         check_pace([killed(step_ms=160.0)])
     assert "--pace 300" in (error.value.hint or "")
+    lines = calm(10)
+    for name in NAMES:  # calm at first, then something else began to run
+        lines[name] += [step(n, 2 + (n - 10) * 2 * STEP) for n in range(11, 40)]
+    with pytest.raises(BenchError, match="ftar takes 400 ms for a step of 200 ms"):
+        check_pace([understand(about(ended=14.0), [], lines)])
 
 
 def test_the_model_is_that_of_the_paper() -> None:

@@ -192,6 +192,9 @@ class Drive:
             self._hit is None and len(strong) >= self.wishes.replicas and self._recent() and self.system.spare_ready()
         )
 
+    def _newest(self) -> int:
+        return max((line["step"] for line in self._last.values()), default=0)
+
     def _recent(self) -> bool:
         steps = sorted((line["step"] for line in self._last.values()), reverse=True)[: self.wishes.replicas]
         return len(steps) == self.wishes.replicas and steps[0] - steps[-1] <= 1
@@ -206,8 +209,8 @@ class Drive:
         return True
 
     def _calm(self, steps: int) -> None:
-        goal = max((line["step"] for line in self._last.values()), default=0) + steps
-        self._until(lambda: any(line["step"] >= goal for line in self._last.values()), START_S, "calm steps")
+        goal = self._newest() + steps
+        self._until(lambda: self._newest() >= goal, START_S, "calm steps")
 
     def begin(self, slow_ok: bool = False) -> None:
         """BenchError: it does not start, or this machine is too slow for the pace."""
@@ -227,7 +230,7 @@ class Drive:
 
     def _victim(self) -> str:
         """Somebody who contributes."""
-        newest = max(line["step"] for line in self._last.values())
+        newest = self._newest()
         return self._dice.choice(sorted(n for n, line in self._last.items() if line["step"] >= newest - 1))
 
     def _strike(self, victim: str) -> None:
@@ -253,10 +256,11 @@ class Drive:
             self._until(lambda until=deadline: time.monotonic() >= until, 10, "")  # type: ignore[misc]
             victim = self._victim()
             self._strike(victim)
-            life = self._lives[victim]
+            life, best = self._lives[victim], self._newest()
 
-            def over(victim: str = victim, life: int = life) -> bool:
-                return self._lives[victim] > life and self._full()
+            def over(victim: str = victim, life: int = life, best: int = best) -> bool:
+                """It is back, and what was computed again is behind."""
+                return self._lives[victim] > life and self._newest() > best and self._full()
 
             if not self._until(over, GIVE_UP_S, "full strength"):
                 self._abandon(victim)

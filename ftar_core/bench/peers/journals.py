@@ -157,6 +157,12 @@ def calm_s(run: Run, before: float | None = None) -> float:
     return statistics.median(gaps)
 
 
+def usual_s(run: Run) -> float:
+    """The median gap between new steps over the whole run, incidents and all: they are few among its steps."""
+    times = [c.at for _, c in sorted(run.first.items())]
+    return statistics.median(two - one for one, two in itertools.pairwise(times)) if len(times) > 1 else calm_s(run)
+
+
 def cost(run: Run, number: int) -> Cost | None:
     """None: no survivor committed a new step afterwards by itself, or the run ended first."""
     incident = run.incidents[number]
