@@ -124,7 +124,7 @@ def in_labs(world: World, books: Sequence[Loaded], out: Path | None, seed: int, 
                 talk.done(f"{book.name}: {finished[-1].word}")
                 if finished[-1].code is ExitCode.INTERRUPTED:
                     break
-                if not finished[-1].passed:
+                if finished[-1].word not in ("passed", "missed"):  # the lab may not be what it was
                     kept = lifecycle.keep_logs(lab.paths)
                     if kept is not None:
                         talk.done(f"logs of {lab.name}: {kept}")
@@ -262,13 +262,14 @@ def _loss_delta(journals: Journals, result: Result) -> float | None:
     if result.method_time is None:
         return None
     start, end = result.method_time
-    before: list[float] = []
-    after: list[float] = []
+    first: list[float] = []
+    last: list[float] = []
     for name in journals.by_replica:
-        lines = [line for line in analysis.step_lines(journals, name) if line.loss is not None]
-        before += [line.loss or 0.0 for line in lines if (line.t_commit or 0.0) < start][-5:]
-        after += [line.loss or 0.0 for line in lines if start <= (line.t_commit or 0.0) <= end][-5:]
-    return sum(after) / len(after) - sum(before) / len(before) if before and after else None
+        lines = [line for line in analysis.step_lines(journals, name) if start <= (line.t_commit or 0.0) <= end]
+        found = [line.loss for line in lines if line.loss is not None]
+        first += found[:5]
+        last += found[-5:]
+    return sum(last) / len(last) - sum(first) / len(first) if first else None
 
 
 def _keep(lab: Lab, directory: Path) -> None:

@@ -329,7 +329,7 @@ MEANING: dict[str, str] = {
     "stall_ms": "(commit - last survivor's gradient) minus the median of 20 calm steps, the worst step of the incident",
     "rejoin_s": "from the fault to the first step to which the replica contributed again",
     "steps_lost": "steps that a survivor had to compute again",
-    "loss_delta": "mean loss of the last 5 steps minus that of the 5 before the method began; falling is negative",
+    "loss_delta": "mean loss of the last 5 steps of the method minus that of its first 5; falling is negative",
     "effective_time": "the share of the method's time that went into training, by the coordinator's account",
     "diverged": "replicas whose bits were found to differ",
 }
