@@ -118,6 +118,7 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
     from agents.api.models import InjectRequest
     from ftctl import durations
     from ftctl.client import injection
+    from ftctl.client.aiming import with_addresses
     from ftctl.errors import UsageProblem
 
     try:
@@ -131,7 +132,7 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
     async def work(agents: Agents) -> ExitCode:
         with injection.deferred("interrupted: taking back what was begun (at most 30 s) ...", agents) as interrupt:
             spec = await find_spec(agents)
-            params = await _with_addresses(cluster, agents, spec, wish.params or _typed(spec, wish.raw))
+            params = await with_addresses(agents, spec, wish.params or _typed(spec, wish.raw))
             nics = await _aims(cluster, agents, spec, wish)
             if interrupt.set:
                 return await _undo(agents, injection.Outcome())
@@ -166,6 +167,7 @@ async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Map
     """The nodes that are asked, each with the NIC that is meant there (None where none is). Raises CliError: then
     nothing was sent to any node."""
     from ftctl.client.agent import AgentClient
+    from ftctl.client.aiming import where_the_coordinator_is
     from ftctl.client.selection import nodes_named, nodes_of_replica, rail_device
     from ftctl.errors import CliError, UsageProblem
 
@@ -178,7 +180,7 @@ async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Map
     if spec.target == "replica" and wish.replica is None:
         raise UsageProblem(f"inject {spec.kind}", "say whose processes: --replica R", "ftctl status")
     if spec.target == "coordinator" and everywhere:
-        return await _where_the_coordinator_is(agents, spec, nodes)
+        return {await where_the_coordinator_is(agents, spec.kind, nodes): None}
     if wish.rail is None and not (spec.target == "replica" and everywhere):
         return dict.fromkeys(nodes, wish.nic)
     views: dict[str, NodeView | CliError] = await agents.each(AgentClient.view, nodes)
@@ -192,47 +194,6 @@ async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Map
         for node, view in views.items()
         if wish.rail is not None and not isinstance(view, CliError)
     }
-
-
-async def _where_the_coordinator_is(agents: Agents, spec: Spec, nodes: list[str]) -> Mapping[str, str | None]:
-    """The first node whose agent finds the coordinator among its processes. Raises CliError."""
-    from agents.api.models import InjectRequest
-    from ftctl.client.agent import AgentClient
-    from ftctl.errors import CliError
-
-    question = InjectRequest(kind=spec.kind, dry_run=True)
-
-    async def try_it(client: AgentClient) -> FaultView:
-        return await client.inject(question)
-
-    answers = await agents.each(try_it, nodes)
-    found = next((node for node, answer in answers.items() if not isinstance(answer, CliError)), None)
-    if found is None:
-        raise next(answer for answer in answers.values() if isinstance(answer, CliError))
-    return {found: None}
-
-
-async def _with_addresses(
-    cluster: Cluster, agents: Agents, spec: Spec, params: dict[str, ParamValue]
-) -> dict[str, ParamValue]:
-    """Nodes where addresses are wanted: those of their rails. Raises CliError."""
-    import ipaddress
-
-    from ftctl.client.agent import AgentClient
-    from ftctl.client.selection import nodes_named, rail_addresses
-
-    result = dict(params)
-    for param in spec.params:
-        text = str(params.get(param.name, ""))
-        if param.type != "addresses" or not text:
-            continue
-        try:
-            for part in text.split(","):
-                ipaddress.ip_address(part.strip())
-        except ValueError:
-            views = await agents.each(AgentClient.view, nodes_named(cluster.inventory, text, param.option))
-            result[param.name] = ",".join(rail_addresses(views))
-    return result
 
 
 def _spec_of(published: FaultSpec) -> Spec:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from random import Random
 from typing import Any
 
+from agents.api.faultspecs import SPECS
 from agents.api.models import InjectRequest, JobState, ReplicaAction
 from ftctl.client import injection, replicas
-from ftctl.client.cluster import Snapshot
+from ftctl.client.aiming import where_the_coordinator_is, with_addresses
+from ftctl.client.cluster import Agents, Snapshot
 from ftctl.durations import show
 from ftctl.errors import CliError
 from ftctl.playbook import probing
@@ -98,22 +102,33 @@ async def _step(run: Run, goal: Callable[[], int], within_s: float, poll_s: floa
 
 
 async def _inject(run: Run, action: s.Inject) -> None:
-    aim = resolve(action.target, await run.snapshot(), run.rng)
+    aim = await aim_of(run.agents, action, await run.snapshot(), run.rng)
     await wait_for(run, action.at)
     fault = await inject(run, action, aim, action.reason)
     if action.name and fault:
         run.named.setdefault(action.name, []).append(fault)
 
 
-def request_for(fault: s.Fault, aim: Aim, reason: str, *, dry_run: bool = False) -> InjectRequest:
+async def aim_of(agents: Agents, fault: s.Fault, snapshot: Snapshot, rng: Random) -> Aim:
+    """What is meant by its target. Raises CliError."""
+    aim = resolve(fault.target, snapshot, rng)
+    if not aim.node and SPECS[fault.inject].target == "coordinator":
+        nodes = [view.name for view in snapshot.views()]
+        return replace(aim, node=await where_the_coordinator_is(agents, fault.inject, nodes))
+    return aim
+
+
+async def request_for(agents: Agents, fault: s.Fault, aim: Aim, reason: str, *, dry_run: bool = False) -> InjectRequest:
+    """Raises CliError."""
+    spec = SPECS[fault.inject]
     return InjectRequest(
         kind=fault.inject,
-        nic=aim.nic or None,
-        replica=aim.replica or None if not aim.nic else None,
+        nic=aim.nic or None if spec.target == "nic" else None,
+        replica=aim.replica or None if spec.target == "replica" else None,
         duration_s=fault.duration,
         reason=reason,
-        rank=aim.rank,
-        params=dict(fault.params),
+        rank=aim.rank if spec.target == "replica" else None,
+        params=await with_addresses(agents, spec, fault.params),
         request_id=injection.new_request_id(),
         dry_run=dry_run,
         allow_last_rail=fault.allow_last_rail,
@@ -126,8 +141,8 @@ async def inject(run: Run, fault: s.Fault, aim: Aim, reason: str) -> str:
     """The fault's id. A request under way is not cut short: whether it injected must be known."""
     if not aim.node:
         raise ActionFailed(f"inject {fault.inject}", "where? the target names neither a node nor a replica")
+    request = await request_for(run.agents, fault, aim, reason or run.reason)
     incident = run.begin(fault.inject, aim)
-    request = request_for(fault, aim, reason or run.reason)
     sent = asyncio.ensure_future(injection.inject(run.agents, {aim.node: request}))
     cancelled = False
     while not sent.done():
@@ -185,7 +200,7 @@ async def _storm(run: Run, action: s.Storm) -> None:
         await run.agents.world.sleep(pause)
         fault = run.rng.choices(plan.mix, weights)[0]
         try:
-            aim = resolve(fault.target, await run.snapshot(), run.rng)
+            aim = await aim_of(run.agents, fault, await run.snapshot(), run.rng)
             await inject(run, fault, aim, "")
         except CliError as error:
             if run.unknown or error.code == 5:

@@ -59,7 +59,7 @@ def _target(fault: Fault, spec: Spec) -> str:
         return f"{fault.inject} is aimed at a replica: give replica"
     if spec.target != "nic" and (target.nic is not None or target.rail is not None):
         return f"{fault.inject} is not aimed at a link"
-    if target.node is None and target.replica is None:
+    if target.node is None and target.replica is None and spec.target != "coordinator":
         return f"{fault.inject}: where? give node or replica"
     return ""
 

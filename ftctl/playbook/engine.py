@@ -210,6 +210,9 @@ def _sample(snapshot: Snapshot) -> dict[str, object]:
             "step_ms": job.step_ms_median,
             "loss": sum(losses) / len(losses) if losses else None,
         }
+        if job.accounting is not None:  # seconds since the job began, and those of them that went into training
+            productive = sum(entry.us for entry in job.accounting.spent if entry.category == "productive")
+            found["effective"] = [job.accounting.total_us / 1e6, productive / 1e6]
     return found
 
 

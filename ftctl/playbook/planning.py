@@ -13,11 +13,11 @@ from ftctl.client.cluster import Agents, Snapshot
 from ftctl.errors import CliError
 from ftctl.exit_codes import ExitCode, most_urgent
 from ftctl.playbook import schema as s
-from ftctl.playbook.actions import request_for, sentence
+from ftctl.playbook.actions import aim_of, request_for, sentence
 from ftctl.playbook.expressions import evaluate
 from ftctl.playbook.facts import Facts
 from ftctl.playbook.schema import Playbook
-from ftctl.playbook.selecting import Aim, pick_replica, resolve
+from ftctl.playbook.selecting import Aim, pick_replica
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ async def _fault(phase: str, fault: s.Fault, snapshot: Snapshot, agents: Agents,
     what = sentence(fault) if type(fault) in s.VERBS.values() else f"inject {fault.inject}"
     aim = Aim()
     try:
-        aim = resolve(fault.target, snapshot, rng)
+        aim = await aim_of(agents, fault, snapshot, rng)
         if not aim.node:
             raise CliError("", "where? the target names neither a node nor a replica", code=ExitCode.USAGE)
-        request = request_for(fault, aim, "plan", dry_run=True)
+        request = await request_for(agents, fault, aim, "plan", dry_run=True)
         outcome = await injection.inject(agents, {aim.node: request})
         if error := outcome.errors.get(aim.node):
             raise error
