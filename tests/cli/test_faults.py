@@ -186,6 +186,22 @@ def test_a_kind_that_only_the_agents_know_is_injected_with_parameters_by_name(ft
     assert len(cluster["node1"].faults) == 1
 
 
+def test_nodes_become_the_addresses_of_their_rails_and_a_replica_its_nodes(ftctl: Run, cluster: FakeCluster) -> None:
+    assert ftctl("inject", "partition", "--node", "node0", "--peers", "node[1-2]").code == 0
+    (fault,) = cluster["node0"].faults
+    peers = str(fault.params["peers"]).split(",")
+    assert set(peers) == {a.partition("/")[0] for n in cluster["node1"].nics if n.role == "rail" for a in n.addresses}
+    assert ftctl("inject", "partition", "--node", "node0", "--peers", "node9").code == 2
+    assert ftctl("inject", "partition", "--node", "node0", "--peers", "10.9.0.1").code == 0
+    assert cluster["node0"].faults[1].params["peers"] == "10.9.0.1"
+    assert ftctl("inject", "proc-hang", "--replica", "r1", "--rank", "0").code == 0
+    assert [f.kind for f in cluster["node1"].faults] == ["proc-hang"]
+    unknown = ftctl("inject", "proc-hang", "--replica", "r9")
+    assert (unknown.code, "replica r9: no node has a process of it" in unknown.err) == (2, True)
+    skewed = ftctl("inject", "clock-skew", "--node", "node0")
+    assert (skewed.code, "not offered" in skewed.err) == (2, True)
+
+
 def test_every_published_kind_is_a_command_with_its_parameters(bare: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert bare("inject", "--help").code == 0
     overview = capsys.readouterr().out
