@@ -251,3 +251,20 @@ def test_nothing_outlives_a_killed_benchmark(tmp_path: Path) -> None:
     while mine(word):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_control_plane_that_ends_is_named(tmp_path: Path) -> None:
+    args = ("recovery", "--systems", "ftar", "--count", "1", "--slow-ok", "--out", str(tmp_path / "out"))
+    running = subprocess.Popen([sys.executable, "-m", "ftar_core.bench", *args], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out/*/r1.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (stable,) = mine(f'"parent": {running.pid}}}')[:1]
+    children = [int(n) for n in Path(f"/proc/{stable}/task/{stable}/children").read_text().split()]
+    os.kill(children[0], 9)  # the first that was started
+    _, err = running.communicate()
+    assert running.returncode == 1
+    assert "ftar: the coordinator has ended with -9" in err

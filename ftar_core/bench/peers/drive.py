@@ -148,7 +148,11 @@ class Drive:
                     if full and before is not None and before["contributors"] == line["contributors"]:
                         self._gaps.append(line["t_commit"] - before["t_commit"])
                     self._last[name] = line
-        ended = [end for end in self._forks.ended() if end.name in self._lives]
+        ended = self._forks.ended()
+        for end in ended:
+            if end.name not in self._lives:
+                words = self._forks.last_words(end.name)
+                raise BenchError(f"{self.system.name}: the {end.name} has ended with {end.code}: {words}")
         if any(end.name not in self._forks.alive for end in ended):
             for end in ended:
                 self._mark("ended", replica=end.name, code=end.code)
