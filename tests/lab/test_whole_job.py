@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from ruamel.yaml import YAML
 
 from agents.api.models import CoordinatorAction
 from ftctl.context import World
@@ -163,12 +166,47 @@ def test_drain_and_rejoin(user: User) -> None:
     assert user.sees()["job"]["contributors"] == REPLICAS
 
 
+def spent(user: User) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """Where the job's time went; all of it, and every microsecond once."""
+    account = user.sees()["job"]["accounting"]
+    assert sum(entry["us"] for entry in account["spent"]) == account["total_us"]
+    return {(entry["category"], entry["cause"]): entry for entry in account["spent"]}
+
+
+def metrics(user: User) -> str:
+    """Of one agent, over its socket."""
+    inventory = YAML(typ="safe").load(user.paths.inventory.read_text())
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=inventory["nodes"][0]["url"].removeprefix("unix://")),
+        headers={"authorization": f"Bearer {Path(inventory['token_file']).read_text().strip()}"},
+    ) as client:
+        return client.get("http://agent/metrics").text
+
+
+def test_where_the_time_went_is_accounted_for_by_cause(user: User) -> None:
+    went = spent(user)
+    assert went["productive", None]["us"] > went["degraded", "drained"]["us"] > 0
+    assert went["degraded", "killed"]["us"] > 0
+    assert went["starting", None]["us"] > 0
+    assert [went["stalled", cause]["count"] for cause in ("killed", "drained", "rejoin")] == [1, 1, 2]
+    page = user.types("status").stdout
+    assert re.search(r"^effective \d+\.\d % of \d+\S*  lost: .*\d\.\d % ", page, re.M)
+    # Dashboards are told what was saved last, at most five seconds ago.
+    killed = 'ftar_training_seconds_total{category="degraded",cause="killed",job="lab"} '
+    eventually(lambda: killed in metrics(user), "the agents do not say where the time went", 15)
+    assert 'ftar_effective_training_ratio{job="lab"} 0.' in metrics(user)
+
+
 def test_a_killed_coordinator_is_started_again_and_the_job_goes_on(user: User) -> None:
-    before = user.sees()["job"]
+    before, went = user.sees()["job"], spent(user)
     os.kill(before["coordinator"]["pid"], signal.SIGKILL)
     eventually(lambda: (user.sees()["job"]["term"] or 0) > before["term"], "no coordinator of a higher term", 30)
     eventually(lambda: user.sees()["job"]["contributors"] == REPLICAS, "not all replicas are back", 30)
     user.waits_for_steps(3)
+    after = spent(user)
+    assert after["stalled", "coordinator"]["us"] > 0
+    assert after["degraded", "killed"] == went["degraded", "killed"]
+    assert after["productive", None]["count"] > went["productive", None]["count"]
 
 
 def test_a_finished_job_ends_everywhere_with_the_same_bits(user: User) -> None:
