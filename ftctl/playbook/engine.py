@@ -76,15 +76,20 @@ async def play(
         alive = asyncio.ensure_future(run.keep_alive())
         first: list[EventRecord] = []
         begun = agents.world.unix_time()
+        broken = asyncio.ensure_future(_interrupted(interrupt))
         try:
-            finding = await _steady(playbook.steady_state, run, 0.0)
-            if finding:
+            look = asyncio.ensure_future(_steady(playbook.steady_state, run, 0.0))
+            await asyncio.wait((look, broken), return_when=asyncio.FIRST_COMPLETED)
+            if not look.done():
+                look.cancel()
+                result.ended = Ended("interrupted", "Ctrl-C, before anything was injected")
+                return result
+            if finding := look.result():
                 result.ended = Ended("no-steady-state", finding, "ftctl status")
                 return result
             start = agents.world.monotonic()
             work = asyncio.ensure_future(_repeats(playbook, run))
             watch = asyncio.ensure_future(_watch(playbook, run))
-            broken = asyncio.ensure_future(_interrupted(interrupt))
             result.ended = await _first_end(work, watch, broken, playbook.timeout)
             result.method_time = (start, agents.world.monotonic())
         except JournalError as error:
@@ -92,9 +97,9 @@ async def play(
         finally:
             say("cleaning up")
             result.leftovers = await _clean_up(playbook, run)
-            alive.cancel()
-            with suppress(asyncio.CancelledError):
-                await alive
+            for task in (alive, broken):
+                task.cancel()
+            await asyncio.gather(alive, broken, return_exceptions=True)
             first += await _events_since(agents, begun)
             with suppress(JournalError):
                 for event in first:

@@ -163,6 +163,18 @@ def test_ctrl_c_cleans_up_first(ftctl: Run, cluster: FakeCluster, book: Path, fo
     assert records(folder)[-1]["word"] == "interrupted"
 
 
+def test_ctrl_c_while_the_steady_state_is_waited_for(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    book.write_text(BOOK.replace("contributing == 3}", "contributing == 9, within: 60s}"))
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    begun = time.monotonic()
+    result = ftctl("chaos", "run", str(book))
+    timer.join()
+    assert result.code == 130
+    assert time.monotonic() - begun < 30
+    assert injected(cluster) == 0
+
+
 def test_faults_die_with_their_controller(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
     """What a killed controller cannot take back, agents do: every request carries a dead-man time."""
     seen: list[float | None] = []
