@@ -133,7 +133,14 @@ class Engine:
 DTYPES: dict[str, int]  # "float32" 0, "float64" 1, "bfloat16" 2, "float16" 3, "int32" 4, "int64" 5
 
 def digest(addr: int, nbytes: int, seed: int) -> int:
-    """64-bit non-cryptographic hash of memory (releases the GIL); seed chains buffers."""
+    """64-bit non-cryptographic hash of memory (releases the GIL); seed chains buffers. A change
+    within one aligned 8-byte word, hence a single flipped bit, always changes it (csrc/digest.h)."""
+
+def check(addr: int, count: int, dtype: int, seed: int) -> tuple[int, bool]:
+    """(`digest` of the elements' bytes, `all_finite`), reading memory once. Releases the GIL."""
+
+def squares(addr: int, count: int, dtype: int) -> float:
+    """The sum of squares, of integers 0; how it is rounded depends on the CPU. Releases the GIL."""
 
 def digest_of(buffers: Sequence[Buffer]) -> int:
     """The same over several buffers, one chained to the next, from seed 0: where one ends and the next begins counts.

@@ -3,13 +3,16 @@
 // Only translation: arguments are checked here (ValueError with the reason), the work is done below, and what may wait
 // releases the GIL.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <system_error>
+#include <utility>
 
 #include "crypto.h"
+#include "digest.h"
 #include "frame.h"
 #include "heartbeat.h"
 #include "link_health.h"
@@ -130,6 +133,26 @@ NB_MODULE(_core, m) {
         const void* p = memory(addr, count);
         nb::gil_scoped_release nogil;
         return all_finite(p, count, d);
+      },
+      nb::arg("addr"), nb::arg("count"), nb::arg("dtype"));
+
+  m.def(
+      "check",
+      [](uint64_t addr, uint64_t count, int dtype, uint64_t seed) {
+        const DType d = dtype_of(dtype);
+        const void* p = memory(addr, count);
+        nb::gil_scoped_release nogil;
+        const Checked found = check(p, count, d, seed);
+        return std::pair<uint64_t, bool>(found.digest, found.finite);
+      },
+      nb::arg("addr"), nb::arg("count"), nb::arg("dtype"), nb::arg("seed"));
+  m.def(
+      "squares",
+      [](uint64_t addr, uint64_t count, int dtype) {
+        const DType d = dtype_of(dtype);
+        const void* p = memory(addr, count);
+        nb::gil_scoped_release nogil;
+        return squares(p, count, d);
       },
       nb::arg("addr"), nb::arg("count"), nb::arg("dtype"));
 

@@ -92,6 +92,32 @@ FTAR_VECTOR bool finite16(const uint16_t* v, size_t n, uint16_t e) { return fini
 FTAR_VECTOR bool finite32(const uint32_t* v, size_t n, uint32_t e) { return finite_bits(v, n, e); }
 FTAR_VECTOR bool finite64(const uint64_t* v, size_t n, uint64_t e) { return finite_bits(v, n, e); }
 
+FTAR_VECTOR double squares32(const float* v, size_t n) {
+  double total = 0;
+  constexpr size_t kBlock = 4096;
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    float lanes[16] = {};
+    const size_t end = begin + kBlock < n ? begin + kBlock : n;
+    size_t i = begin;
+    for (; i + 16 <= end; i += 16) {
+      for (size_t k = 0; k < 16; ++k) lanes[k] += v[i + k] * v[i + k];
+    }
+    for (; i < end; ++i) lanes[0] += v[i] * v[i];
+    for (float lane : lanes) total += static_cast<double>(lane);
+  }
+  return total;
+}
+
+template <typename T, typename F>
+double squares_of(const T* v, size_t n, F value) {
+  double total = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const double x = static_cast<double>(value(v[i]));
+    total += x * x;
+  }
+  return total;
+}
+
 constexpr uint64_t kOdd1 = 0xd1342543de82ef95ull;
 constexpr uint64_t kOdd2 = 0x9e6c63d0876a9a47ull;
 
@@ -186,6 +212,21 @@ uint64_t digest(const void* data, size_t bytes, uint64_t seed) {
   Digest whole(seed);
   whole.add(data, bytes);
   return whole.end();
+}
+
+double squares(const void* data, size_t count, DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return squares32(static_cast<const float*>(data), count);
+    case DType::f64:
+      return squares_of(static_cast<const double*>(data), count, [](double v) { return v; });
+    case DType::bf16:
+      return squares_of(static_cast<const uint16_t*>(data), count, from_bf16);
+    case DType::f16:
+      return squares_of(static_cast<const uint16_t*>(data), count, from_f16);
+    default:
+      return 0;
+  }
 }
 
 }  // namespace ftar

@@ -1,4 +1,4 @@
-// Arithmetic on raw memory: sums, a digest, a check for non-finite values.
+// Arithmetic on raw memory: sums, a check for non-finite values.
 //
 // The sum must give the same bits on every member, whatever the timing, the CPU or the caller's floating-point mode:
 //   * no fused multiply-add and no reassociation (compiler flags in CMakeLists.txt);
@@ -24,7 +24,10 @@ void sum_into(void* into, const void* add, size_t count, DType dtype);
 
 bool all_finite(const void* data, size_t count, DType dtype);
 
-// 64-bit hash of memory for comparing copies; not for strangers. Any single changed 8-byte word changes the result.
+// The sum of squares; of integers 0. A measure, not a result: how it is rounded depends on the CPU.
+double squares(const void* data, size_t count, DType dtype);
+
+// 64-bit hash of memory for comparing copies; not for strangers (digest.h). A single changed 8-byte word changes it.
 uint64_t digest(const void* data, size_t bytes, uint64_t seed);
 
 // The same of memory that comes piece by piece: every `add` but the last is a multiple of kBlock bytes.
