@@ -16,7 +16,7 @@ from typing import Any
 from ftar_core.bench.commit_ranks import DIGEST, JOB, WEIGHT, epoch_of, info
 from ftar_core.bench.limits import raise_descriptors
 from ftar_core.bench.orphan import end_with_parent
-from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
+from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, TellParts
 from ftar_core.protocol.events import RingReady, ShadowAt, StepReduced
 from ftar_core.protocol.member import Member
 from ftar_core.runtime.leader import TeamLeader
@@ -74,6 +74,9 @@ class Leader:
         self._team.post(done)
 
     # --- RankDelegate
+
+    def tell_parts(self, order: TellParts) -> None:
+        """Digests never differ here."""
 
     def outline(self) -> Outline:
         return Outline(plans=("plan",), parameters=b"")

@@ -34,6 +34,8 @@ DETECTION_HELP = {
     "hung_factor": "... and at least so many times the usual step time",
     "evict_hung": "take a hung replica out, instead of only showing it",
     "evidence_wait_s": "... and how long to wait before that for its agent to say what its threads do",
+    "evict_diverged": "take out a replica whose results differ from those of the majority, instead of only saying so",
+    "explain_s": "... and how long to wait before that for the replicas to say what of their results it is",
     "straggler_factor": "a replica that computes this many times the median of the others is a straggler",
     "straggler_steps": "... after so many such steps in a row",
     "unreachable_wait_s": "how long to collect reports about a dead link before one of its ends is taken out",
@@ -135,6 +137,12 @@ def build_parser() -> argparse.ArgumentParser:
         default="skip",
         help="what all replicas do with a step whose gradients are not finite: no update, or end the job (skip)",
     )
+    job.add_argument(
+        "--on-unattributed",
+        choices=("hold", "continue"),
+        default="hold",
+        help="results of replicas differ, and nobody can say whose are wrong: hold the job, or go on and say so (hold)",
+    )
     place = parser.add_argument_group("place")
     place.add_argument(
         "--store", required=True, type=Path, metavar="DIR", help="directory of the record; made if it is not there"
@@ -213,6 +221,7 @@ def parse(arguments: Sequence[str]) -> Options:
             replicas=given.replicas,
             detection=detection,
             fail_on_nonfinite=given.nonfinite == "fail",
+            continue_unattributed=given.on_unattributed == "continue",
             **{name: getattr(given, name) for name in JOB_HELP},
         )
     except ValueError as error:

@@ -7,6 +7,7 @@ lost member, a failed record or a late timer cannot leave it between two states.
   commit within the epoch needs no record (all hold the result, so whoever recovers cannot choose otherwise); one that
   carries the next epoch is sent behind its record.
 * A member is gone and not all had reported: a new epoch, at once, that reduces the same step again, as it was dealt.
+* Their results differ: divergence.py says whether it is committed all the same.
 * Fewer than min-replicas: the epoch goes on to exist, its step is reduced, and the commit is withheld until shadows
   that have caught up make it enough. So nothing special happens to survivors, and whoever is back starts at this step.
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from ftar_core.protocol import sampler, timesheet
+from ftar_core.protocol.divergence import agreed, trusted
 from ftar_core.protocol.job import Job, Mode, Undo
 from ftar_core.protocol.joins import cancel_preparation, consider_joins, drains_due, follows, refresh_sources
 from ftar_core.protocol.membership import Cause, Replica, State, natural
@@ -48,39 +50,14 @@ def _commit_step(job: Job, now: float) -> bool:
         return False  # (where nobody is left to hear it, nothing is gained by committing)
     if len(job.members) < job.config.min_replicas:
         return False
-    if not _digests_agree(job, now):
+    if not agreed(job, now):
         return bool(job.gone)
-    last = last_reason(job) or failure(job, job.done)
+    last = last_reason(job) or failure(job, trusted(job))
     if not last and waits_for_spare(job, now):
         return False
     following, drained = _next_membership(job, now) if not last else (None, ())
     _send_commit(job, now, following, drained, last)
     return True
-
-
-def _digests_agree(job: Job, now: float) -> bool:
-    """All members reduced to the same bytes. If not, the odd one is put out; where nobody can tell, the job pauses."""
-    votes: dict[int, list[str]] = {}
-    for name, done in job.done.items():
-        votes.setdefault(done.digest, []).append(name)
-    if len(votes) == 1:
-        return True
-    ranked = sorted(votes.values(), key=len, reverse=True)
-    odd = [name for group in ranked[1:] for name in group]
-    clear = len(job.done) >= 3 and 2 * len(ranked[0]) > len(job.done)
-    if clear and len(job.members) - len(odd) >= job.config.min_replicas:
-        for name in odd:
-            why = f"its result of step {job.step} differs from that of the {len(ranked[0])} others"
-            replica = job.table.get(name)
-            if replica is not None and job.is_member(replica):
-                job.emit("replica.diverged", name, why)
-                job.evict(replica, why, now, rejoin=True, loss=Loss.DIVERGED)
-        job.done = {}  # the step is reduced again without them
-        return False
-    who = ", ".join(sorted(odd)) if clear else "unattributed: nobody can say whose is wrong"
-    job.diverged = f"results of step {job.step} differ ({who}); evict the replica you do not trust"
-    job.emit("job.diverged", job.config.job, job.diverged)
-    return False
 
 
 def last_reason(job: Job, committed: Sequence[str] | None = None) -> str:
@@ -115,7 +92,7 @@ def _next_membership(job: Job, now: float) -> tuple[EpochInfo | None, tuple[str,
 
 def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tuple[str, ...], last: str) -> None:
     before, members, done, step = job.epoch, job.members, job.done, job.step
-    verdict = verdict_of(job.done.values(), fail=job.config.fail_on_nonfinite)
+    verdict = verdict_of(trusted(job).values(), fail=job.config.fail_on_nonfinite)
     stay = [m for m in (following or before).members if m.replica not in job.gone]
     deal = sampler.following(job.deal, before.names(), [m.replica for m in stay])
     commit = Commit(
@@ -133,6 +110,8 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
     job.stalls.committed(job.done, now)
     _say_pace(job)
     timesheet.committed(job, step, now, skipped=verdict is not Verdict.APPLY)
+    for name, hint in job.outliers.committed(step, done):
+        job.emit("replica.gradient_outlier", name, hint)
     if following is not None:
         undo = snapshot(job, [*drained, *(m.replica for m in joined)])
         job.preparation = None
@@ -376,6 +355,7 @@ def snapshot(job: Job, names: Sequence[str]) -> Undo:
             "last_wish",
             "unreachable",
             "diverged",
+            "dispute",
             "mode",
             "reason",
             "preparation",

@@ -20,6 +20,8 @@ class Detection:
     hung_factor: float = 5.0
     evict_hung: bool = False  # alert only, until the operator opts in
     evidence_wait_s: float = 5.0  # and then for the agent to say what a hung replica's threads do
+    evict_diverged: bool = False  # whose results differ from the majority's is out before the commit; else an alarm
+    explain_s: float = 0.5  # how long that commit waits for replicas to say what of their results it is
     straggler_factor: float = 1.5  # a hint about who computes so many times the median of the others
     straggler_steps: int = 20  # for so many steps in a row
     unreachable_wait_s: float = 0.3  # collect reports of both sides of a dead link before judging
@@ -43,6 +45,7 @@ class JobConfig:
     spares: int = 0  # hot spares wanted beside them; a job without them runs as well
     start_timeout_s: float = 300.0  # then start with what is there, if it is at least min_replicas
     steps: int = 0
+    continue_unattributed: bool = False  # results differ, nobody can say whose are wrong: an alarm instead of a hold
     fail_on_nonfinite: bool = False  # gradients that are not finite end the job; otherwise all skip that step
     detection: Detection = field(default_factory=Detection)
     recovery_wait_s: float = 30.0  # how long a restarted coordinator waits for all recorded members

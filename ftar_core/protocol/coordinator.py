@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftar_core.protocol import arrivals, detector, joins, likeness, operator, settle, timesheet
+from ftar_core.protocol import arrivals, detector, divergence, joins, likeness, operator, settle, timesheet
 from ftar_core.protocol.accounting import Accounting
 from ftar_core.protocol.commit import advance
 from ftar_core.protocol.config import JobConfig
@@ -37,6 +37,7 @@ from ftar_core.wire.accounting import Loss
 from ftar_core.wire.messages import (
     CaughtUp,
     Done,
+    Explained,
     JobView,
     Leaving,
     Message,
@@ -147,6 +148,8 @@ class Coordinator:
         match message:
             case Done():
                 self._done(replica, message)
+            case Explained():
+                divergence.on_explained(job, replica, message)
             case Prepared(epoch=epoch):
                 joins.on_prepared(job, replica, epoch)
             case CaughtUp():

@@ -151,6 +151,15 @@ class StandDown:
 
 
 @dataclass(frozen=True)
+class TellParts:
+    """The coordinator asks what the digests of this step are made of (messages.Explain): feed an `Explanation`."""
+
+    step: int
+    epoch: EpochId
+    rank: int
+
+
+@dataclass(frozen=True)
 class Wait:
     """The job holds, or there is no coordinator: nothing to do but to wait; `reason` for status."""
 
@@ -176,6 +185,7 @@ MemberEffect = (
     | ApplyCommit
     | FollowSources
     | StandDown
+    | TellParts
     | Wait
     | End
 )

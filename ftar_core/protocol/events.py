@@ -116,6 +116,8 @@ class StepReduced:
     slow_rank: int = 0
     mean_loss: float | None = None  # over the contributors, of this rank's share
     loss_weight: float = 0.0  # and the weight of those that told a loss
+    state: int = 0  # digest of the slice of parameters and optimizer state that the step chooses, before it; 0: none
+    norm: float = 0.0  # of this replica's own gradient, before the reduction; 0: not told
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,18 @@ class PeerUnreachable:
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """The session: what was asked for by `TellParts`. `rank` -1: `ranks` holds (digest, state) of each; else its parts
+    (name, digest)."""
+
+    step: int
+    epoch: EpochId
+    rank: int
+    ranks: tuple[tuple[int, int], ...] = ()
+    parts: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class LeaveNow:
     """The session cannot go on (exception in the update, lost state, told to join while nobody is left to get the state
     from): tell the coordinator and end."""
@@ -156,5 +170,14 @@ class LeaveNow:
 
 
 MemberEvent = (
-    Challenged | Disconnected | Received | StepReduced | RingReady | ShadowAt | PeerUnreachable | LeaveNow | Tick
+    Challenged
+    | Disconnected
+    | Received
+    | StepReduced
+    | RingReady
+    | ShadowAt
+    | PeerUnreachable
+    | Explanation
+    | LeaveNow
+    | Tick
 )

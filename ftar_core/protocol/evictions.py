@@ -8,9 +8,17 @@ from ftar_core.wire.accounting import Loss
 
 
 def auto_evict(
-    job: Job, replica: Replica, why: str, now: float, loss: Loss, *, cause: Cause = Cause.EVICT, evidence: str = ""
+    job: Job,
+    replica: Replica,
+    why: str,
+    now: float,
+    loss: Loss,
+    *,
+    cause: Cause = Cause.EVICT,
+    evidence: str = "",
+    in_place: bool = True,
 ) -> bool:
-    """Evict without being asked, if the guards allow; otherwise say why not (once)."""
+    """Evict without being asked, if the guards allow; otherwise say why not (once). `in_place` as for Job.evict."""
     detection = job.config.detection
     refusal = ""
     if len(job.members) - len(job.gone) <= 1:
@@ -26,5 +34,5 @@ def auto_evict(
         replica.reason = reason
         return False
     job.auto_evictions.append(now)
-    job.evict(replica, why, now, rejoin=True, cause=cause, in_place=True, evidence=evidence, loss=loss)
+    job.evict(replica, why, now, rejoin=True, cause=cause, in_place=in_place, evidence=evidence, loss=loss)
     return True

@@ -20,6 +20,7 @@ from ftar_core.protocol.addressing import Addressing
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.effects import Close, CoordinatorEffect, Emit, Persist, Send, Stop
 from ftar_core.protocol.membership import ACTIVE, Cause, Replica, State, Table
+from ftar_core.protocol.outliers import Outliers
 from ftar_core.protocol.pace import Paces
 from ftar_core.protocol.record import Record
 from ftar_core.protocol.recovery import Basis, Standing
@@ -40,6 +41,7 @@ from ftar_core.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from ftar_core.protocol.divergence import Alarm, Dispute
     from ftar_core.protocol.hangs import Hang
     from ftar_core.protocol.joins import Preparation
     from ftar_core.protocol.likeness import Comparison
@@ -109,6 +111,8 @@ class Job:
     hold_reason: str = ""
     hold_cause: Loss = Loss.MIN_REPLICAS  # while there is a reason
     diverged: str = ""  # unequal digests that could not be attributed: no commit until somebody is put out
+    dispute: Dispute | None = None  # about the results of the running step
+    alarms: dict[str, Alarm] = field(default_factory=dict)  # by replica; of the job as a whole: ""
     network_trouble: str = ""  # many silent at once
     strike_at: float = NEVER  # when many were silent for the first time
     hangs: dict[str, Hang] = field(default_factory=dict)  # hung replicas, and those evicted for it
@@ -126,6 +130,7 @@ class Job:
     acknowledged: set[str] = field(default_factory=set)  # members that have the last commit
     stalls: Stalls = field(default_factory=Stalls)
     paces: Paces = field(default_factory=Paces)
+    outliers: Outliers = field(default_factory=Outliers)
     # -- machinery
     addressing: Addressing = field(default_factory=Addressing)
     timers: dict[str, float] = field(default_factory=dict)
@@ -247,6 +252,7 @@ class Job:
         self.epoch = epoch
         self.members = {m.replica: m for m in epoch.members}
         self.done, self.gone, self.unreachable, self.diverged = {}, {}, {}, ""
+        self.dispute = None
         self.withheld = set()
         self.timers.pop("unreachable", None)
         wishes = [self._wish(m.replica) for m in epoch.members]

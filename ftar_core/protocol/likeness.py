@@ -40,6 +40,11 @@ def unlike(job: Job, hello: Hello) -> tuple[str, str] | None:
         return None
     for package, wanted in job.software.items():
         here = hello.software.get(package, wanted)
+        if here != wanted and package.startswith("FTAR_"):
+            return (
+                f"{hello.replica} runs with {package}={here[:40]}, the job's replicas with {wanted[:40]}",
+                f"set {package}={wanted[:40]} there",
+            )
         if here != wanted:
             return (
                 f"{hello.replica} runs {package} {here[:40]}, the job's replicas run {wanted[:40]}: their results "

@@ -21,11 +21,13 @@ from ftar_core.protocol.effects import (
     SendOutdated,
     StandDown,
     Tell,
+    TellParts,
     Wait,
 )
 from ftar_core.protocol.events import (
     Challenged,
     Disconnected,
+    Explanation,
     LeaveNow,
     MemberEvent,
     PeerUnreachable,
@@ -38,6 +40,8 @@ from ftar_core.protocol.events import (
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
 from ftar_core.wire.messages import (
+    EXPLAINED_PARTS,
+    PART_NAME,
     Catchup,
     CaughtUp,
     Commit,
@@ -45,11 +49,14 @@ from ftar_core.wire.messages import (
     Done,
     EpochInfo,
     Evicted,
+    Explain,
+    Explained,
     Hold,
     Join,
     Leaving,
     Message,
     NewEpoch,
+    PartDigest,
     Prepare,
     PrepareCancel,
     Prepared,
@@ -129,6 +136,9 @@ class Member:
             case PeerUnreachable(peer, epoch, reason):
                 if self.epoch is not None and self.epoch.id == epoch:
                     return [Tell(Unreachable(peer=peer, epoch=epoch, reason=reason))]
+            case Explanation(step, epoch, rank, ranks, parts):
+                named = tuple(PartDigest(name=n[:PART_NAME], digest=d) for n, d in parts[:EXPLAINED_PARTS])
+                return [Tell(Explained(step=step, epoch=epoch, rank=rank, ranks=ranks, parts=named))]
             case LeaveNow(reason, exit_code):
                 return [Tell(Leaving(reason=reason)), *self._end(exit_code, reason)]
             case Tick():
@@ -220,6 +230,10 @@ class Member:
                 return self._join(message)
             case Catchup():
                 return self._catchup(message)
+            case Explain(step=step, epoch=epoch_id, rank=rank):
+                done = self.done
+                if done is not None and (done.step, done.epoch) == (step, epoch_id):
+                    return [TellParts(step, epoch_id, rank)]
             case Prepare(epoch=epoch):
                 if self._older(epoch.id):
                     return []
@@ -351,6 +365,8 @@ class Member:
             produced_at=event.produced_at,
             wait_ms=event.wait_ms,
             slow_rank=event.slow_rank,
+            state=event.state,
+            norm=event.norm,
         )
         return [Tell(self.done)]
 

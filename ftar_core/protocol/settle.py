@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ftar_core.protocol import sampler
+from dataclasses import replace
+
+from ftar_core.protocol import divergence, sampler
 from ftar_core.protocol.commit import announce, enter_epoch, failure, finish, last_reason, snapshot, verdict_of
 from ftar_core.protocol.job import NEVER, Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
@@ -215,6 +217,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     """Persist first, then tell: so that a crash in between leaves a record that decides the same way."""
     members = [job.table.replicas[name] for name in decision.members]
     standings = job.standings
+    decision = _unless_disputed(decision, standings)
     undo = snapshot(job, [r.name for r in job.table])
     if job.basis is None or decision.epoch != job.basis.epoch.id:
         job.table.slots.update({name: slot for slot, name in enumerate(decision.contributors)})
@@ -231,6 +234,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     _running(job)
     last, failed = "", ""
     if decision.commit:
+        divergence.settled(job, decision.step, {n: d for n in decision.members if (d := standings[n].done) is not None})
         done = {name: d for name in decision.members if (d := standings[name].done) is not None}
         failed = failure(job, done)
         last = failed or last_reason(job, decision.contributors)
@@ -255,6 +259,15 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     if last:
         finish(job, now, last, failed=bool(failed))
     job.timers["sort"] = now
+
+
+def _unless_disputed(decision: Settled, standings: dict[str, Standing]) -> Settled:
+    """Results that differ are not committed by a restart: where all who could have committed the step are here, and
+    none has, it is reduced again, and a difference is looked into as in any step."""
+    done = {n: d for n in decision.members if (d := standings[n].done) is not None}
+    if decision.commit and divergence.differ(done) and set(decision.members) == set(decision.contributors):
+        return replace(decision, commit=False, behind=(), reason=f"{decision.reason}; their results differ")
+    return decision
 
 
 def _settle_by_commit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ftar_core.protocol.divergence import alarm_of
 from ftar_core.protocol.job import Job, Mode
 from ftar_core.protocol.membership import ACTIVE, Replica
 from ftar_core.wire.heartbeat import Phase
@@ -77,4 +78,5 @@ def _replica(job: Job, replica: Replica, now: float, offset: float) -> ReplicaVi
         wait_ms=medians[1] if medians else None,
         pace=job.paces.ratio(replica.name),
         straggler=pace is not None and pace.straggler,
+        diverged=alarm_of(job, replica) if connected else "",
     )

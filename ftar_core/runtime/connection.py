@@ -31,6 +31,7 @@ from ftar_core.protocol.effects import (
     SendOutdated,
     StandDown,
     Tell,
+    TellParts,
     Wait,
 )
 from ftar_core.protocol.events import Challenged, Disconnected, MemberEvent, Received, Tick
@@ -78,6 +79,8 @@ class MemberDelegate(Protocol):
 
     def follow_sources(self, order: FollowSources) -> None: ...
     def stand_down(self, order: StandDown) -> None: ...
+    def tell_parts(self, order: TellParts) -> None:
+        """Post an Explanation."""
 
     def waiting(self, reason: str) -> None: ...
     def end(self, exit_code: int, reason: str) -> None:
@@ -257,6 +260,8 @@ class MemberRuntime:
                 self._delegate.follow_sources(effect)
             case StandDown():
                 self._delegate.stand_down(effect)
+            case TellParts():
+                self._delegate.tell_parts(effect)
             case Wait(reason):
                 self._delegate.waiting(reason)
             case SendHello():

@@ -117,7 +117,7 @@ class ControlConnection:
                 client_nonce=self._my_nonce,
                 proof=prove(self._settings.token, "member-hello", self._settings.job, self._challenge.nonce),
                 last_step=last_step,
-                software=software(),
+                software={**software(), "FTAR_ROTATION": str(self._settings.rotation)},
             )
         )
 

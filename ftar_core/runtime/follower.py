@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ftar_core.errors import FtarError, NotAssembled, SettingsError, WireError
-from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources
+from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, TellParts
 from ftar_core.protocol.events import MemberEvent
 from ftar_core.runtime.assembly import ASSEMBLE_S, SLOW_S
 from ftar_core.runtime.breakpoints import passes
@@ -44,6 +44,7 @@ from ftar_core.wire.team import (
     DiscardOrder,
     EndOrder,
     EnterOrder,
+    ExplainOrder,
     FollowOrder,
     FromLeader,
     PrepareOrder,
@@ -295,6 +296,8 @@ class TeamFollower:
                 delegate.discard_ring(epoch_id)
             case FollowOrder(sources, fresh, mbit):
                 delegate.follow_sources(FollowSources(sources, fresh, mbit))
+            case ExplainOrder(step, epoch_id):
+                delegate.tell_parts(TellParts(step, epoch_id, self._settings.rank))
             case WaitOrder(reason):
                 delegate.waiting(reason)
             case Welcomed(cookie, port, interval_ms, incarnation):

@@ -21,8 +21,8 @@ from typing import Protocol
 import msgspec
 
 from ftar_core.native import core
-from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, StandDown
-from ftar_core.protocol.events import MemberEvent
+from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, StandDown, TellParts
+from ftar_core.protocol.events import Explanation, MemberEvent
 from ftar_core.runtime.assembly import Assembly, TeamRank
 from ftar_core.runtime.connection import MemberMachine, MemberRuntime
 from ftar_core.runtime.pulse import Pulse
@@ -42,6 +42,7 @@ from ftar_core.wire.team import (
     DiscardOrder,
     EndOrder,
     EnterOrder,
+    ExplainOrder,
     FollowOrder,
     PrepareOrder,
     RankHello,
@@ -71,6 +72,7 @@ class RankDelegate(Protocol):
     def enter_epoch(self, order: EnterEpoch) -> None: ...
     def apply_commit(self, order: ApplyCommit) -> None: ...
     def follow_sources(self, order: FollowSources) -> None: ...
+    def tell_parts(self, order: TellParts) -> None: ...
     def waiting(self, reason: str) -> None: ...
     def end(self, exit_code: int, reason: str) -> None: ...
     def called(self, number: int) -> None:
@@ -326,6 +328,17 @@ class TeamLeader:
         """The other ranks may be in the middle of a collective of the void step: a replica of several ranks has to
         start again whole (its member machine does not stand down)."""
         self.end(RankExit.RESTART, order.reason)
+
+    def tell_parts(self, order: TellParts) -> None:
+        if order.rank == 0:
+            self._delegate.tell_parts(order)
+        elif order.rank < 0:
+            ranks = self._team.digests(order.step, order.epoch)
+            self._told([Explanation(order.step, order.epoch, -1, ranks)])
+        else:
+            rank = self._ranks.get(order.rank)
+            if rank is not None and not rank.gone:
+                self._send(order.rank, rank, encode(ExplainOrder(step=order.step, epoch=order.epoch)))
 
     def waiting(self, reason: str) -> None:
         self._order(WaitOrder(reason=reason))

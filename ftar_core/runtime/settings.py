@@ -20,6 +20,7 @@ from ftar_core.wire.address import Address, parse_address
 from ftar_core.wire.ids import valid_name
 from ftar_core.wire.tokens import read_token
 
+ROTATION = 64  # steps
 MODES = ("backup", "stripe")
 DEFAULT_RAILS = "lo=127.0.0.1"
 KNOWN = (
@@ -35,6 +36,7 @@ KNOWN = (
     "FTAR_RAILS",
     "FTAR_REPLAY_BUFFER",
     "FTAR_REPLICA",
+    "FTAR_ROTATION",
     "FTAR_TOKEN_FILE",
 )
 # As near to a known name as FTAR_RAIL is to FTAR_RAILS; other names are left to the programs they belong to.
@@ -62,6 +64,7 @@ class Settings:
     journal: Path | None = None  # directory for the JSON lines of each step
     breakpoints: tuple[breakpoints.Spec, ...] | None = None  # where to fail on purpose; None: nowhere, ever
     catchup_mbit: float = 0.0  # at most so much is given to replicas that catch up; 0: no limit
+    rotation: int = ROTATION  # steps in which the whole state is compared with the other replicas', once
     replay_buffer: int = 0  # bytes of steps that wait to be replayed; 0: a share of the memory
     coordinator_wait_s: float = 600.0  # until a Welcome says otherwise
 
@@ -101,6 +104,7 @@ def read_settings(
         journal=_journal(env),
         breakpoints=read_breakpoints(env, breakpoints.rank_points()),
         catchup_mbit=_rate(env),
+        rotation=_number(env, "FTAR_ROTATION", default=ROTATION, lowest=1),
         replay_buffer=_size(env),
     )
 
@@ -249,9 +253,10 @@ def _number(env: Mapping[str, str], variable: str, *, default: int, lowest: int)
     if not text:
         return default
     if not (text.isascii() and text.isdigit()) or int(text) < lowest:
+        by_hand = "" if variable.startswith("FTAR_") else "torchrun sets it; by hand: "
         raise SettingsError(
             f"{variable}={text!r}: a whole number of at least {lowest} is expected",
-            hint=f"torchrun sets it; by hand: export {variable}={default}, or unset it",
+            hint=f"{by_hand}export {variable}={default}, or unset it",
         )
     return int(text)
 

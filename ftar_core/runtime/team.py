@@ -17,11 +17,13 @@ They vote: each says where it stands, and when all have, all are told all ballot
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftar_core.protocol.events import (
+    Explanation,
     LeaveNow,
     MemberEvent,
     PeerUnreachable,
@@ -35,6 +37,7 @@ from ftar_core.wire.team import (
     Agreed,
     Ballot,
     Call,
+    RankExplains,
     RankLeaves,
     RankReady,
     RankReduced,
@@ -129,6 +132,8 @@ class Team:
                 return []
             case ShadowAt():
                 return self._heard_shadow(rank, event)
+            case Explanation():
+                return [event] if event.rank == rank else []
             case PeerUnreachable(reason=reason):
                 return [event if rank == 0 else replace(event, reason=f"rank {rank}: {reason}")]
             case LeaveNow(reason=reason):
@@ -161,6 +166,12 @@ class Team:
         ranks = [self._reduced[rank] for rank in range(self.size)]
         self.mean_loss = _mean_loss(ranks)
         return [_together(ranks)]
+
+    def digests(self, step: int, epoch: EpochId) -> tuple[tuple[int, int], ...]:
+        """(digest, state) of all ranks; empty where they are not known any more."""
+        if (step, epoch) != (self._step, self._epoch) or len(self._reduced) < self.size:
+            return ()
+        return tuple((self._reduced[rank].digest, self._reduced[rank].state) for rank in range(self.size))
 
     def _heard_shadow(self, rank: int, event: ShadowAt) -> list[MemberEvent]:
         self._shadows[rank] = event
@@ -205,18 +216,24 @@ def _mean_loss(ranks: Sequence[StepReduced | RankReduced]) -> float | None:
     return sum(loss * weight for loss, weight in told) / weight if told else None
 
 
+def _joint(digests: Sequence[int]) -> int:
+    packed = struct.pack(f"<{len(digests)}Q", *digests)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
 def _together(ranks: Sequence[StepReduced | RankReduced]) -> StepReduced:
     """One replica's result from those of its ranks."""
     first = ranks[0]
     if len(ranks) == 1 and isinstance(first, StepReduced):
         return first
-    digests = struct.pack(f"<{len(ranks)}Q", *(one.digest for one in ranks))
     slow = max(range(len(ranks)), key=lambda rank: ranks[rank].step_ms - ranks[rank].wait_ms)
     losses = [one.loss for one in ranks if one.loss is not None]
     return StepReduced(
         step=first.step,
         epoch=first.epoch,
-        digest=int.from_bytes(hashlib.blake2b(digests, digest_size=8).digest(), "little"),
+        digest=_joint([one.digest for one in ranks]),
+        state=_joint([one.state for one in ranks]) if any(one.state for one in ranks) else 0,
+        norm=math.hypot(*(one.norm for one in ranks)),
         finite=all(one.finite for one in ranks),
         own_finite=all(one.own_finite for one in ranks),
         loss=sum(losses) / len(losses) if losses else None,
@@ -248,6 +265,8 @@ def report_of(event: MemberEvent) -> RankReport | None:
                 wait_ms=event.wait_ms,
                 mean_loss=event.mean_loss,
                 loss_weight=event.loss_weight,
+                state=event.state,
+                norm=event.norm,
             )
         case RingReady(epoch):
             return RankReady(epoch=epoch)
@@ -255,6 +274,8 @@ def report_of(event: MemberEvent) -> RankReport | None:
             return RankShadow(step=step, last_commit_epoch=last_commit_epoch, ready=ready, text=text, notice=notice)
         case PeerUnreachable(peer, epoch, reason):
             return RankUnreachable(peer=peer, epoch=epoch, reason=reason)
+        case Explanation(step, epoch, rank, _, parts):
+            return RankExplains(step=step, epoch=epoch, rank=rank, parts=parts)
         case LeaveNow(reason, exit_code):
             return RankLeaves(reason=reason, exit_code=int(exit_code))
     return None
@@ -277,6 +298,8 @@ def event_of(report: RankReport) -> MemberEvent:
                 wait_ms=report.wait_ms,
                 mean_loss=report.mean_loss,
                 loss_weight=report.loss_weight,
+                state=report.state,
+                norm=report.norm,
             )
         case RankReady():
             return RingReady(report.epoch)
@@ -284,5 +307,7 @@ def event_of(report: RankReport) -> MemberEvent:
             return ShadowAt(report.step, report.last_commit_epoch, report.ready, report.text, report.notice)
         case RankUnreachable():
             return PeerUnreachable(report.peer, report.epoch, report.reason)
+        case RankExplains():
+            return Explanation(report.step, report.epoch, report.rank, (), report.parts)
         case RankLeaves():
             return LeaveNow(report.reason, report.exit_code)

@@ -51,6 +51,7 @@ class News(Enum):
     """Why `wait` returned."""
 
     COMMIT = "commit"
+    BUCKET = "bucket"  # further buckets are reduced, but not all; see `reduced_so_far`
     REDUCED = "reduced"  # all buckets of the step, in the current epoch; not yet taken with `take_reduced`
     END = "end"
     ROLE = "role"  # the role or the sources have changed
@@ -108,6 +109,7 @@ class Exchange:
         self._produced: set[int] = set()
         self._submitted: set[int] = set()  # in this epoch
         self._reduced: set[int] = set()
+        self._looked = 0  # so many of them were there when `wait` last returned BUCKET
         self._taken_epoch: EpochId | None = None  # the epoch whose results `take_reduced` has returned
         self._commits: deque[tuple[int, ApplyCommit]] = deque()
         self._end: End | None = None
@@ -126,6 +128,7 @@ class Exchange:
         )
         self._life = self._turn_life = 0
         self._forget = 0
+        self.watch_buckets = False  # `wait` returns for each; set by the training thread
 
     # --- control loop ----------------------------------------------------------------------------------------------
 
@@ -258,7 +261,7 @@ class Exchange:
                 self._release(bucket)
                 self._released = True
             self._progressed()
-            if len(self._reduced) == len(self._plan.all_buckets):
+            if self.watch_buckets or len(self._reduced) == len(self._plan.all_buckets):
                 self._changed.notify_all()
 
     def _begin_again(self) -> None:
@@ -374,6 +377,10 @@ class Exchange:
                     return News.ROLE
                 if self._all_reduced() and self._taken_epoch is None:
                     return News.REDUCED
+                if self.watch_buckets and self._looked != len(self._reduced) and self._taken_epoch is None:
+                    self._looked = len(self._reduced)
+                    if self._looked:
+                        return News.BUCKET
                 if self._pokes_seen != self._pokes:
                     self._pokes_seen = self._pokes
                     return News.POKE
@@ -389,6 +396,11 @@ class Exchange:
         """The epoch in which all buckets of the step are reduced now, if they are."""
         with self._changed:
             return self._epoch.id if self._epoch is not None and self._all_reduced() else None
+
+    def reduced_so_far(self) -> tuple[EpochId | None, tuple[int, ...]]:
+        """The current epoch, and the buckets of the step that are reduced in it."""
+        with self._changed:
+            return (self._epoch.id if self._epoch is not None else None), tuple(self._reduced)
 
     def take_reduced(self, epoch: EpochId, then: Callable[[], None]) -> bool:
         """If the results are still those of `epoch`, note that they were used and call `then` under the lock (so that

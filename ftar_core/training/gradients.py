@@ -67,6 +67,7 @@ class GradientTaker:
         self._closed: set[int] = set()
         self.retained: Inputs = inputs if inputs is not None else Kept(plan)
         self._finite = True  # all inputs of this step; looked at where they are not kept
+        self._squares = 0.0  # their sum of squares, so far
         self.reduced = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
         # Made once: they share the memory of the results.
@@ -121,10 +122,29 @@ class GradientTaker:
             self._announce(slot.bucket)
 
     def _announce(self, bucket: int) -> None:
-        if not self.retained.keeps and bucket != self.plan.tally.index:
+        if bucket == self.plan.tally.index:
+            self._on_bucket(bucket)
+        elif self.retained.keeps:
+            self._on_bucket(bucket)
+            self._measure(bucket)  # while the ring reads it, too
+        else:
             layout, inputs = self.plan.buckets[bucket], self.retained[bucket]
             self._finite = self._finite and core.all_finite(inputs.data_ptr(), layout.count, DTYPE_CODES[layout.dtype])
-        self._on_bucket(bucket)
+            self._measure(bucket)
+            self._on_bucket(bucket)
+
+    def _measure(self, bucket: int) -> None:
+        layout = self.plan.buckets[bucket]
+        squares = core.squares(self.retained[bucket].data_ptr(), layout.count, DTYPE_CODES[layout.dtype])
+        with self._lock:
+            self._squares += squares
+
+    @property
+    def own_norm(self) -> float:
+        """Euclidean norm of this replica's own gradient, this rank's part, before the reduction; 0: it has none. May be
+        infinite."""
+        weight = self.weight if self._weight_taken is None else self._weight_taken
+        return math.sqrt(self._squares) / abs(weight) if weight and self._squares >= 0 else 0.0
 
     def inputs_finite(self) -> bool:
         """Were all gradients of this replica's own finite?"""
@@ -164,6 +184,7 @@ class GradientTaker:
             self._missing = [len(bucket.slots) for bucket in self.plan.buckets]
             self._weight_taken = None
         self._finite = True
+        self._squares = 0.0
         self.weight = 1.0
         self.mode = mode
 

@@ -20,7 +20,7 @@ from ftar_core.protocol.events import StepReduced
 from ftar_core.protocol.sampler import NOTHING_DEALT
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.training.data import Source
-from ftar_core.training.digests import step_digest
+from ftar_core.training.digests import StepCheck
 from ftar_core.training.exchange import News, Place, Role
 from ftar_core.training.follow import ReplayStep
 from ftar_core.training.gradients import GradientTaker, Mode
@@ -76,6 +76,8 @@ class Stepper:
         self._parts, self._source, self._global_batch = parts, source, global_batch
         self._journal, self._ledger = journal, ledger
         self._buffers = BufferWatch(update.model)
+        self.check = StepCheck(plan, taker, update, wiring.settings.rotation)
+        wiring.parts = self.check.parts
         self._replica = wiring.settings.replica
         self._batch: int | None = None
         self._deal = NOTHING_DEALT  # of the step whose results were announced
@@ -110,12 +112,18 @@ class Stepper:
         produced = time.monotonic()
         self._wiring.phase(Phase.REDUCE, step)
         self._taker.finish(tokens=float(tokens), loss=loss, weight=weight)
+        self.check.begin(step)
         announced: EpochId | None = None
         reduced = math.nan
         while True:
             self.serve_shadows(waited_s=time.monotonic() - produced)
+            self._exchange.watch_buckets = self.check.eager and announced is None
             news = self._exchange.wait(LOOK_S if self._server.wanted() else 1.0)
-            if news is News.REDUCED:
+            if news is News.BUCKET:
+                so_far, buckets = self._exchange.reduced_so_far()
+                if so_far is not None:
+                    self.check.look(so_far, buckets)
+            elif news is News.REDUCED:
                 epoch = self._exchange.reduced_epoch()
                 passes("reduced", step)
                 if epoch is not None and self._announce(step, epoch, loss, produced):
@@ -162,12 +170,14 @@ class Stepper:
     def _announce(self, step: int, epoch: EpochId, loss: float | None, produced: float) -> bool:
         """Tell the coordinator that the step is reduced here. False if the epoch has changed meanwhile."""
         place = self._exchange.place()
-        digest, finite = step_digest(self._plan, self._taker, self._update, step)
+        digest, state, finite = self.check.result(epoch)
         now = time.monotonic()
         event = StepReduced(
             step=step,
             epoch=epoch,
             digest=digest,
+            state=state,
+            norm=self._taker.own_norm,
             finite=finite,
             own_finite=finite or self._taker.inputs_finite(),
             loss=loss if loss is not None and math.isfinite(loss) else None,

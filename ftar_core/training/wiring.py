@@ -12,15 +12,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from ftar_core.errors import SettingsError
 from ftar_core.native import core, require
-from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, StandDown
-from ftar_core.protocol.events import MemberEvent, PeerUnreachable, RingReady
+from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, StandDown, TellParts
+from ftar_core.protocol.events import Explanation, MemberEvent, PeerUnreachable, RingReady
 from ftar_core.protocol.member import Member as MemberMachine
 from ftar_core.runtime import breakpoints
 from ftar_core.runtime.connection import MemberRuntime
@@ -101,6 +101,7 @@ class Wiring:
         self.in_user_code = False
         self.updating = False  # it runs the user's update
         self.incarnation = 0
+        self.parts: Callable[[int], tuple[tuple[str, int], ...]] = lambda step: ()  # of that step's digests
         self.engine = _engine(settings, options)
         self.exchange = Exchange(
             job=settings.job,
@@ -312,6 +313,9 @@ class Wiring:
         self._journal.write("out", {"incarnation": self.incarnation, "reason": order.reason, "keeps": order.keep})
         self.exchange.stand_down(order)
         self.reporter.update(state="evicted")
+
+    def tell_parts(self, order: TellParts) -> None:
+        self.post(Explanation(order.step, order.epoch, self.settings.rank, (), self.parts(order.step)))
 
     def waiting(self, reason: str) -> None:
         log.warning("%s waits: %s", self.name, reason)

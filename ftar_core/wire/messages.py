@@ -26,6 +26,7 @@ from ftar_core.wire.views import ReplicaView as ReplicaView  # noqa: PLC0414
 from ftar_core.wire.views import StallView as StallView  # noqa: PLC0414
 
 PROTOCOL_VERSION = 1
+EXPLAINED_PARTS, PART_NAME = 1024, 200  # parts; characters
 
 
 class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -208,7 +209,7 @@ class Done(Message, frozen=True):
 
     step: int
     epoch: EpochId
-    digest: int  # of the reduced gradients; equal on all members
+    digest: int  # of the reduced gradients; equal on all members, as is `state`
     finite: bool
     own_finite: bool = True  # this replica's own gradients; looked at only where the reduced ones are not finite
     loss: float | None = None  # for the operator's eyes
@@ -216,6 +217,8 @@ class Done(Message, frozen=True):
     produced_at: float = 0.0  # CLOCK_MONOTONIC seconds of its last gradient
     wait_ms: float = 0.0  # of step_ms: from its last gradient to the last reduced bucket
     slow_rank: int = 0  # the rank that computed longest
+    state: int = 0  # of a slice of parameters and optimizer state before the step, which the step chooses; 0: not told
+    norm: float = 0.0  # of this replica's own gradients; 0: not told
 
 
 class Prepared(Message, frozen=True):
@@ -270,6 +273,24 @@ class Outline(Message, frozen=True):
     parameters: bytes
 
 
+class PartDigest(Part, frozen=True, array_like=True):
+    """Of one bucket of reduced gradients, or one tensor of the state."""
+
+    name: str
+    digest: int
+
+
+class Explained(Message, frozen=True):
+    """The answer to Explain. For rank -1 `ranks`: (digest, state) of each rank, as in Done; else the parts of that rank
+    (none where it does not know any more), at most EXPLAINED_PARTS."""
+
+    step: int
+    epoch: EpochId
+    rank: int
+    ranks: tuple[tuple[int, int], ...] = ()
+    parts: tuple[PartDigest, ...] = ()
+
+
 # --- coordinator -> member -----------------------------------------------------------------------------------------
 
 
@@ -281,6 +302,16 @@ class Catchup(Message, frozen=True):
     sources: tuple[MemberInfo, ...]
     fresh: bool = False
     mbit: float = 0.0  # this shadow's share of what the job allows for catching up; 0: no limit
+
+
+class Explain(Message, frozen=True):
+    """Your `Done` of this step and others' do not agree: what is it made of? `rank` -1: each rank's; else the buckets
+    and tensors of that rank."""
+
+    term: Term
+    step: int
+    epoch: EpochId
+    rank: int
 
 
 class Describe(Message, frozen=True):
@@ -395,11 +426,13 @@ ToCoordinator = (
     | Unreachable
     | RailNotice
     | Leaving
+    | Explained
     | OpRequest
 )
 FromCoordinator = (
     Challenge
     | Describe
+    | Explain
     | Welcome
     | Refused
     | Catchup

@@ -131,6 +131,13 @@ class EndOrder(Message, frozen=True):
     reason: str
 
 
+class ExplainOrder(Message, frozen=True):
+    """What are the digests of this rank's last report made of (messages.Explain)?"""
+
+    step: int
+    epoch: EpochId
+
+
 class Call(Message, frozen=True):
     """Somebody has voted in this round and waits for the others."""
 
@@ -163,6 +170,8 @@ class RankReduced(Message, frozen=True):
     wait_ms: float
     mean_loss: float | None = None
     loss_weight: float = 0.0
+    state: int = 0
+    norm: float = 0.0
 
 
 class RankReady(Message, frozen=True):
@@ -181,6 +190,15 @@ class RankUnreachable(Message, frozen=True):
     peer: str
     epoch: EpochId
     reason: str
+
+
+class RankExplains(Message, frozen=True):
+    """Parts of the step's digests: (name, digest)."""
+
+    step: int
+    epoch: EpochId
+    rank: int
+    parts: tuple[tuple[str, int], ...]
 
 
 class RankLeaves(Message, frozen=True):
@@ -207,10 +225,11 @@ FromLeader = (
     | FollowOrder
     | WaitOrder
     | EndOrder
+    | ExplainOrder
     | Call
     | Agreed
 )
-RankReport = RankReduced | RankReady | RankShadow | RankUnreachable | RankLeaves
-ToLeader = RankHello | RankReduced | RankReady | RankShadow | RankUnreachable | RankLeaves | Vote | RailNotice
+RankReport = RankReduced | RankReady | RankShadow | RankUnreachable | RankExplains | RankLeaves
+ToLeader = RankHello | RankReport | Vote | RailNotice
 from_leader: msgspec.msgpack.Decoder[FromLeader] = msgspec.msgpack.Decoder(FromLeader)
 to_leader: msgspec.msgpack.Decoder[ToLeader] = msgspec.msgpack.Decoder(ToLeader)

@@ -41,6 +41,10 @@ SparesOption = Annotated[
 EvictHungOption = Annotated[
     bool, typer.Option("--evict-hung", help="Take a hung replica out by itself, with the evidence in the event.")
 ]
+EvictDivergedOption = Annotated[
+    bool,
+    typer.Option("--evict-diverged", help="Take a replica with other results than the rest out; it fetches theirs."),
+]
 JobOption = Annotated[
     str,
     typer.Option("--job", metavar="JOB", help="training, or nccl: a rank a node moves bytes through the NCCL plugin."),
@@ -66,6 +70,7 @@ def up(
     min_replicas: MinReplicasOption = 1,
     spares: SparesOption = 0,
     evict_hung: EvictHungOption = False,
+    evict_diverged: EvictDivergedOption = False,
     job: JobOption = "training",
     output: OutputOption = None,
 ) -> None:
@@ -98,6 +103,7 @@ def up(
         min_replicas=min_replicas,
         spares=spares,
         evict_hung=evict_hung,
+        evict_diverged=evict_diverged,
         job=job,
     )
     with progress(world, f"making lab {name}") as talk:

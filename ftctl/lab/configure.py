@@ -221,6 +221,7 @@ def process_list(
             *("--replicas", str(options.replicas), "--spares", str(options.spares)),
             *("--min-replicas", str(options.min_replicas)),
             *("--profile", "lab", *(("--evict-hung",) if options.evict_hung else ())),
+            *(("--evict-diverged",) if options.evict_diverged else ()),
         ),
         log=str(paths.log(COORDINATOR)),
         final_codes=COORDINATOR_FINAL,

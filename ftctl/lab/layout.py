@@ -38,6 +38,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `job`: training (replicas with a coordinator) or nccl (a rank a node that moves bytes through the NCCL plugin).
     `spares`: further replicas that follow and take the place of one that is lost.
     `evict_hung`: the coordinator takes a hung replica out, instead of only showing it.
+    `evict_diverged`: and a replica whose results differ from those of the majority.
     `ranks`: processes of a replica, which share its model.
     `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
     """
@@ -54,6 +55,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     min_replicas: int = 1
     spares: int = 0
     evict_hung: bool = False
+    evict_diverged: bool = False
     job: str = TRAINING
 
 

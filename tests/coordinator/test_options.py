@@ -24,7 +24,8 @@ def base(tmp_path: Path) -> list[str]:
 
 def test_no_setting_without_an_option() -> None:
     assert set(DETECTION_HELP) == {f.name for f in fields(Detection)}
-    assert set(JOB_HELP) == {f.name for f in fields(JobConfig)} - {"job", "replicas", "detection", "fail_on_nonfinite"}
+    apart = {"job", "replicas", "detection", "fail_on_nonfinite", "continue_unattributed"}
+    assert set(JOB_HELP) == {f.name for f in fields(JobConfig)} - apart
     text = build_parser().format_help()
     for name in (*DETECTION_HELP, *JOB_HELP):
         assert option_of(name) in text
@@ -40,6 +41,10 @@ def test_defaults_profile_and_override(base: list[str]) -> None:
     assert mixed.detection.suspect_after_s == LAB_DETECTION.suspect_after_s
     assert mixed.detection.evict_hung
     assert mixed.min_replicas == 2
+    watched = parse([*base, "--evict-diverged", "--explain", "200ms", "--on-unattributed", "continue"]).config
+    assert watched.detection.evict_diverged
+    assert watched.detection.explain_s == pytest.approx(0.2)
+    assert watched.continue_unattributed
     assert parse([*base, "--start-timeout", "2m"]).config.start_timeout_s == 120
 
 

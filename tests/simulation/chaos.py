@@ -15,7 +15,7 @@ from ftar_core.protocol.events import BeatSeen, Tick
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
 
-from .truth import Violation
+from .truth import ROTATION, Violation
 from .world import Life, Link, Server, World
 
 BEAT_S = 0.25
@@ -47,6 +47,9 @@ class Chaos:
 
     def __init__(self, seed: int, *, quiet: bool = True, limit: int = 0, rounds: Sequence[int] = ROUNDS) -> None:
         self.rng = rng = random.Random(seed)
+        self.flips = flips = random.Random(seed ^ 0x466C6970)  # of its own: other histories stay what they were
+        self.flips_left = flips.choice((0, 0, 0, 1, 1, 2, 4))
+        self.flipped = 0
         replicas = rng.choice((2, 3, 3, 3, 4, 5))
         spares = rng.choice((0, 0, 0, 1, 1, 2))
         self.names = [f"r{i}" for i in range(replicas + spares)]
@@ -56,7 +59,8 @@ class Chaos:
             spares=spares,
             min_replicas=rng.choice((1, 1, min(2, replicas), replicas)),
             start_timeout_s=3.0,
-            detection=replace(DETECTION, evict_hung=rng.random() < 0.5),
+            detection=replace(DETECTION, evict_hung=rng.random() < 0.5, evict_diverged=flips.random() < 0.5),
+            continue_unattributed=flips.random() < 0.3,
             recovery_wait_s=2.0,
             gather_s=0.5,
             hold_exit_s=60.0,
@@ -100,6 +104,7 @@ class Chaos:
             self._one()
             if self.faults < self.budget and rng.random() < self.pf:
                 self._fault()
+        self.flips_left = 0
         self._heal()
         goal = world.truth.last + AFTER_HEAL
         for _ in range(limit):
@@ -111,6 +116,8 @@ class Chaos:
                 self._let_in()
             if self._over():
                 break
+            if not self.flipped and world.truth.alarms:
+                raise Violation(f"E: a false alarm: {world.truth.alarms}")
             if not world.limit and self.world.truth.last >= goal:
                 self._account()
                 return Outcome(self.world.truth.last, "progress", self.faults)
@@ -122,6 +129,8 @@ class Chaos:
         world, rng = self.world, self.rng
         world.now += rng.expovariate(1 / 0.006)
         self._time()
+        if self.flips_left and self.flips.random() < 0.01:
+            self._flip()
         choices = self._choices()
         if choices:
             rng.choice(choices)()
@@ -365,6 +374,28 @@ class Chaos:
             if type(queue[0]).__name__ not in ("Hello", "Welcome", "Leaving"):
                 queue.append(queue[0])
 
+    def _flip(self) -> None:
+        """A bit of some replica's memory."""
+        holders = [x for x in self._living() if x.history]
+        if holders:
+            self.flips_left, self.flipped = self.flips_left - 1, self.flipped + 1
+            life, slot = self.flips.choice(holders), self.flips.randrange(ROTATION)
+            if self.flips.random() < 0.5:
+                self.world.say(f"!! a bit flips in the next result of {life}")
+                life.spoils = self.flipped
+            else:
+                self.world.say(f"!! a bit flips in slice {slot} of the state of {life}")
+                life.flips[slot] = 100 * self.flipped + life.flips.get(slot, 0)
+
+    def _decide(self) -> None:
+        """An operator who is asked whose results are wrong does not know better, but decides."""
+        for server in [s for s in self.world.servers if s.alive and not s.paused]:
+            job = server.machine.job
+            if job.diverged and len(job.contributors()) > 1:
+                name = self.flips.choice(job.contributors())
+                reply = server.operate("evict", name, force=True)
+                self.world.say(f"!! operator: results differ, evict {name}: {reply.code} {reply.text}")
+
     def _slow(self) -> None:
         self.slow ^= {self.rng.choice(self.names)}
 
@@ -404,6 +435,7 @@ class Chaos:
     def _let_in(self) -> None:
         """Nobody stays out for good; a drain may take effect only now."""
         self.next_look = self.world.now + 1.0
+        self._decide()
         for server in [s for s in self.world.servers if s.alive]:
             for name in self.names:
                 if name in server.machine.job.table.cordoned:

@@ -4,7 +4,9 @@
 out of one comparison, since a result is the set of (life, batch) that went into it. (C) nobody commits or changes the
 membership it reduces with while it has no coordinator. (D) a life that missed a committed step is out: nothing that is
 committed later has its contribution, no two lives of a replica ever work on the same step, and an epoch's number means
-one membership. And every batch is trained exactly once in the committed history.
+one membership. (E) Nobody commits a step with other bits than the others, in its result or in the slice of the state
+that is looked at, unless that was said, of it or of the job, within the last rotation. And every batch is trained
+exactly once in the committed history.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from ftar_core.wire.accounting import Spent
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import EpochInfo
 
+ROTATION = 4  # steps in which the whole state is looked at
 Contribution = tuple[str, int, int | None]  # replica, incarnation, batch (None: weight 0)
 Result = frozenset[Contribution]
 
@@ -50,6 +53,8 @@ class Truth:
     verdicts: dict[int, str] = field(default_factory=dict)
     epochs: dict[EpochId, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     part_until: dict[tuple[str, int], int] = field(default_factory=dict)  # life -> the last step it had a part in
+    bits: dict[int, dict[tuple[int, int], set[str]]] = field(default_factory=dict)  # step -> what they look like -> who
+    alarms: list[tuple[int, str]] = field(default_factory=list)  # before which step, about whom ("": the job)
     round: int = 0  # batches of an update of the parameters; 0: each step is one
 
     def commit(self, who: str, step: int, result: Result, verdict: str, connected: bool) -> None:
@@ -65,6 +70,18 @@ class Truth:
             raise Violation(f"A: {who} holds another result of step {step}: {names(known)} / {names(result)}")
         elif self.verdicts[step] != verdict:
             raise Violation(f"A: step {step} is {self.verdicts[step]} for some and {verdict} for {who}")
+
+    def alarm(self, who: str) -> None:
+        self.alarms.append((self.last + 1, who))
+
+    def same_bits(self, who: str, step: int, held: tuple[int, int]) -> None:
+        """`who` commits `step` with these bits."""
+        known = self.bits.setdefault(step, {})
+        known.setdefault(held, set()).add(who)
+        said = {name for at, name in self.alarms if step - ROTATION < at <= step}
+        for others, names in known.items():
+            if others != held and not ("" in said or who in said or names <= said):
+                raise Violation(f"E: step {step} of {who} has other bits than that of {sorted(names)}; said: {said}")
 
     def _first(self, step: int, result: Result, verdict: str) -> None:
         if step > 1 and step - 1 not in self.committed:

@@ -34,11 +34,13 @@ from ftar_core.protocol.effects import (
     StandDown,
     Stop,
     Tell,
+    TellParts,
 )
 from ftar_core.protocol.events import (
     Challenged,
     ConnectionClosed,
     Disconnected,
+    Explanation,
     LeaveNow,
     MemberHello,
     MemberMessage,
@@ -56,7 +58,7 @@ from ftar_core.protocol.record import Claim, Record
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
 from ftar_core.wire.messages import Deal, EpochInfo, Hello, MemberInfo, Message, OpReply, OpRequest
 
-from .truth import Result, Truth, balanced
+from .truth import ROTATION, Result, Truth, balanced
 
 INITIAL = "initial state"
 SAVED_EVERY = 25  # events
@@ -183,6 +185,8 @@ class Server:
             case Emit(event):
                 self.world.say(f"{self.name}: {event.kind} {event.object}: {event.reason}")
                 self.world.events.append(event)
+                if event.kind.endswith(".diverged"):
+                    self.world.truth.alarm(event.object if event.kind.startswith("replica") else "")
             case Reply(_, reply):
                 self.replies.append(reply)
             case Stop() as stop:
@@ -233,6 +237,9 @@ class Life:
         self.preparing: EpochInfo | None = None
         self.following = False
         self.wants_link = True
+        self.flips: dict[int, int] = {}  # slices of its state that have other bits than they should -> which flip
+        self.spoils = self.spoilt = 0  # and the result of its next reduction, or of its last
+        self.held = (0, 0)  # what its last result and the slice of the state before it look like
         self.uploads = 0  # Progress messages so far
         self.told = -1
 
@@ -262,6 +269,7 @@ class Life:
                     client_nonce=b"",
                     proof=b"",
                     last_step=self.world.last_step_wish,
+                    software={"FTAR_ROTATION": str(ROTATION)},
                 )
                 self._tell(hello)
             case SendOutdated(promised):
@@ -291,6 +299,10 @@ class Life:
                 if fresh:
                     self.world.say(f"{self} forgets the state after step {len(self.history)}")
                     self.history, self.told = [], -1
+            case TellParts(step, epoch_id, rank):
+                told = () if rank < 0 else (("reduced", self.held[0]), ("state", self.held[1]))
+                ranks = (self.held,) if rank < 0 else ()
+                self.feed(Explanation(step, epoch_id, rank, ranks, told))
             case StandDown(reason, keep):
                 self.world.say(f"{self} stands down after step {len(self.history)}: {reason}")
                 self.history = self.history if keep else []
@@ -316,6 +328,9 @@ class Life:
         assert len(self.history) == step - 1, f"{self} applies step {step} to the state of {len(self.history)}"
         self.world.say(f"{self} commits step {step}: {sorted((r, b) for r, _, b in result)}")
         self.world.truth.commit(str(self), step, result, commit.verdict.value, self._connected())
+        self.world.truth.same_bits(self.name, step, self.held)
+        if self.spoilt and commit.verdict.value == "apply":
+            self.flips.update(dict.fromkeys(range(ROTATION), self.spoilt))  # it is in every parameter now
         self.world.deals[step + 1] = commit.deal
         self.history.append((result, commit.verdict.value, epoch))
         self.step, self.deal, self.contributed, self.result = step + 1, commit.deal, False, None
@@ -372,9 +387,14 @@ class Life:
         assert self.epoch is not None
         result: Result = frozenset(self.world.ring[(self.epoch.id, self.step)].values())
         self.result = (self.step, self.epoch.id, result)
-        digest = zlib.crc32(repr(sorted(result, key=str)).encode())
-        finite = self.world.finite(self.step, result)
-        self.feed(StepReduced(self.step, self.epoch.id, digest, finite))
+        slot = self.step % ROTATION
+        self.spoilt, self.spoils = self.spoils, 0
+        self.held = (
+            zlib.crc32(repr((sorted(result, key=str), self.spoilt)).encode()),
+            zlib.crc32(repr((self.step, self.flips.get(slot, 0))).encode()),
+        )
+        finite = self.world.finite(self.step, result) and not (self.spoilt and self.world.infinite_flips)
+        self.feed(StepReduced(self.step, self.epoch.id, self.held[0], finite, state=self.held[1]))
 
     def may_follow(self) -> bool:
         """A shadow, or one that has joined and still lacks the state before its step."""
@@ -408,6 +428,8 @@ class Life:
         limit = len(source.history) if self.epoch is None else self.step - 1
         # What is missing is replayed on top of what is here, and nobody compares the two.
         self.world.truth.built_on(str(self), self.history, source.history)
+        if not self.history:
+            self.flips = dict(source.flips)  # fetched, not replayed
         self.history = source.history[:limit]
         if len(self.history) == self.told and self.epoch is None:
             return
@@ -461,6 +483,7 @@ class World:
         self.last_step_wish = 0
         self.limit = 0  # batches of the data; 0: no end
         self.finite: Callable[[int, Result], bool] = lambda step, result: True
+        self.infinite_flips = False  # what a flip makes of a result is not finite
         self.on_touch: Callable[[object], None] = lambda who: None
         self.on_closing: Callable[[Link], None] = lambda link: None
         self._conns = 0
