@@ -255,6 +255,22 @@ _ALL = (
         "Stop the job's coordinator (SIGSTOP), as a machine that swaps or a paused virtual machine would",
         "coordinator",
     ),
+    Spec(
+        "state-corrupt",
+        "Flip one bit in a replica's memory, as a bad memory cell or link would, for the divergence check to find",
+        "replica",
+        (
+            Param(
+                "where",
+                "str",
+                "In its copy of the reduced gradients, in a parameter, or in what the optimizer keeps for one",
+                default="reduced",
+                choices=("reduced", "parameter", "optimizer"),
+            ),
+            Param("seed", "int", "Chooses the bit", default=0, minimum=0, maximum=999_999_999),
+        ),
+        irreversible=True,
+    ),
 )
 
 # What one may look for and not find, and why.

@@ -27,6 +27,7 @@ from agents.faults.proc_hang import ProcHang
 from agents.faults.proc_kill import ProcKill
 from agents.faults.proc_slow import ProcSlow
 from agents.faults.replica_crash_at import ReplicaCrashAt
+from agents.faults.state_corrupt import StateCorrupt
 
 AnyFault = Fault[Any]  # each fault fixes the type of its own record; a list of them cannot
 
@@ -52,6 +53,7 @@ _ALL: tuple[AnyFault, ...] = (
     AgentKill(),
     CoordinatorKill(),
     CoordinatorFreeze(),
+    StateCorrupt(),
 )
 
 CATALOG: dict[str, AnyFault] = {fault.kind: fault for fault in _ALL}

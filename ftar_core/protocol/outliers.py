@@ -2,9 +2,10 @@
 
 What is wrong with a replica's gradients before they are added up is in everybody's sum and in nobody's digest. The one
 trace is their size: replicas train the same model on batches of the same kind, so the norms of their gradients are
-alike, and each has a history. Compared are logarithms, since a norm is off by a factor, with the median of the others
-and with the median of the replica's own last steps, each in units of its usual spread (median absolute deviation). Both
-must be far off: a step at which all norms jump, or a replica whose data are always different, says nothing.
+alike, and each has a history. Compared are logarithms, since a norm is off by a factor: the replica's own with those of
+its last steps, and its distance from the median of the others with what that distance was in them, each in units of the
+usual spread (median absolute deviation). Both must be far off: a step at which all norms jump, or a replica whose data
+are always different, says nothing; of two replicas, the one that is as ever is not called strange for the other.
 
 It is a hint and no more: a strange batch looks the same. It is said at most once in QUIET_STEPS.
 """
@@ -12,6 +13,7 @@ It is a hint and no more: a strange batch looks the same. It is said at most onc
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ QUIET_STEPS = 100
 @dataclass
 class History:
     logs: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    distances: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))  # from the others' median
     said_at: int = -QUIET_STEPS
 
 
@@ -36,6 +39,8 @@ def far(value: float, known: Iterable[float]) -> bool:
     """Is it far from these, by their spread?"""
     values = list(known)
     middle = median(values)
+    if abs(value - middle) <= LEAST_LOG:
+        return False  # nearly always
     spread = TO_SIGMA * median([abs(v - middle) for v in values])
     return abs(value - middle) > max(FACTOR * spread, LEAST_LOG)
 
@@ -51,24 +56,31 @@ class Outliers:
         for name in set(self.by_name) - set(done):
             del self.by_name[name]  # a later life begins anew
         logs = {n: math.log(d.norm) for n, d in done.items() if d.norm > 0 and math.isfinite(d.norm)}
+        ordered = sorted(logs.values())
         found: list[tuple[str, str]] = []
-        middle = median(logs.values()) if logs else 0.0
         for name, mine in logs.items():
             history = self.by_name.setdefault(name, History())
-            strange = (
-                len(logs) > 1
-                and abs(mine - middle) > LEAST_LOG / 2  # nearly nobody: the rest costs more
-                and len(history.logs) >= LEAST
-                and far(mine, history.logs)
-                and far(mine, [other for n, other in logs.items() if n != name])
-            )
-            if strange and step - history.said_at >= QUIET_STEPS:
-                history.said_at = step
-                usual = math.exp(median(history.logs))
-                others = math.exp(median([other for n, other in logs.items() if n != name]))
-                found.append((name, _why(step, math.exp(mine), usual, others)))
+            others = _median_without(mine, ordered)
+            if others is not None:
+                distance = mine - others
+                known = len(history.distances) >= LEAST
+                quiet = step - history.said_at < QUIET_STEPS
+                if known and not quiet and far(mine, history.logs) and far(distance, history.distances):
+                    history.said_at = step
+                    found.append((name, _why(step, *map(math.exp, (mine, median(history.logs), others)))))
+                history.distances.append(distance)
             history.logs.append(mine)
         return found
+
+
+def _median_without(value: float, ordered: list[float]) -> float | None:
+    """The median of the others."""
+    count = len(ordered) - 1
+    if count < 1:
+        return None
+    at = bisect_left(ordered, value)
+    low, high = (i + (i >= at) for i in ((count - 1) // 2, count // 2))
+    return (ordered[low] + ordered[high]) / 2
 
 
 def _why(step: int, norm: float, usual: float, others: float) -> str:

@@ -32,6 +32,7 @@ class Breakpoints:
     def __init__(self, rank: int = 0, native: Callable[[int, int, int], None] | None = None) -> None:
         self._rank, self._native = rank, native
         self._lock = threading.Lock()
+        self.flip: Callable[[Spec], str] = lambda spec: "no bit was flipped: this process trains nothing (yet)"
         self._specs: list[tuple[Spec, list[int], float]] = []  # with how often it was passed, and until when it waits
 
     def arm(self, specs: Sequence[Spec], until_s: float = math.inf) -> None:
@@ -67,7 +68,10 @@ class Breakpoints:
                     if spec.skip < seen[0] <= spec.skip + spec.count:
                         due.append(spec)
         for spec in due:
-            _fail(spec, step)
+            if spec.action is Action.FLIP:
+                log.warning("breakpoint %s at step %d: %s", spec.point, step, self.flip(spec))
+            else:
+                _fail(spec, step)
 
 
 def _fail(spec: Spec, step: int) -> None:

@@ -64,6 +64,10 @@ class StepCheck:
                 address = self._taker.reduced[index].data_ptr()
                 self._buckets[index] = core.check(address, layout.count, DTYPE_CODES[layout.dtype], index)
 
+    def read_again(self) -> None:
+        """What was read of the buckets is void: one of them is not what it was."""
+        self._buckets = {}
+
     def result(self, epoch: EpochId) -> tuple[int, int, bool]:
         """(digest of the reduced gradients, of the slice of the state, are all finite and is there any weight)"""
         self.look(epoch, range(len(self._plan.all_buckets)))

@@ -19,6 +19,7 @@ from ftar_core.protocol.effects import End
 from ftar_core.protocol.events import StepReduced
 from ftar_core.protocol.sampler import NOTHING_DEALT
 from ftar_core.runtime.breakpoints import passes
+from ftar_core.training.corruption import Corruption
 from ftar_core.training.data import Source
 from ftar_core.training.digests import StepCheck
 from ftar_core.training.exchange import News, Place, Role
@@ -78,6 +79,8 @@ class Stepper:
         self._buffers = BufferWatch(update.model)
         self.check = StepCheck(plan, taker, update, wiring.settings.rotation)
         wiring.parts = self.check.parts
+        if wiring.breakpoints is not None:
+            wiring.breakpoints.flip = Corruption(taker, update, self.check).flip
         self._replica = wiring.settings.replica
         self._batch: int | None = None
         self._deal = NOTHING_DEALT  # of the step whose results were announced

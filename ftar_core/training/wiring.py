@@ -135,7 +135,8 @@ class Wiring:
         )
         self._agreement: Agreement | None = None
         self.runtime: RankRuntime = self._make_runtime(state_digest, begin)
-        breakpoints.install(self._breakpoints())
+        self.breakpoints = self._breakpoints()
+        breakpoints.install(self.breakpoints)
 
     def _buffer_bytes(self, given: int, share: float) -> int:
         settings = self.settings

@@ -98,6 +98,22 @@ class Action(Enum):
     STOP = "stop"  # SIGSTOP
     RAISE = "raise"  # an exception in the thread that passes
     SLEEP = "sleep"  # that thread sleeps for `ms`
+    FLIP = "flip"  # one bit of this rank's memory, `where` and which by `seed`, has its other value from then on
+
+
+class Where(Enum):
+    """What a flip hits, and at which points it can: where the training thread has all of it."""
+
+    REDUCED = "reduced"  # a reduced copy, before it is compared
+    PARAMETER = "parameter"
+    OPTIMIZER = "optimizer"  # what an optimizer keeps for a parameter
+
+
+FLIP_POINTS = {
+    Where.REDUCED: ("reduced",),
+    Where.PARAMETER: ("forward", "updated"),
+    Where.OPTIMIZER: ("forward", "updated"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,17 +129,19 @@ class Spec:
     ms: int = 0
     skip: int = 0
     count: int = 1
+    where: Where = Where.REDUCED
+    seed: int = 0
 
     def text(self) -> str:
         parts = [self.point]
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name != "point" and value != field.default:
-                parts.append(f"{field.name}={value.value if isinstance(value, Action) else value}")
+                parts.append(f"{field.name}={value.value if isinstance(value, Enum) else value}")
         return ",".join(parts)
 
 
-_NUMBERS = ("step", "rank", "bucket", "ms", "skip", "count")
+_NUMBERS = ("step", "rank", "bucket", "ms", "skip", "count", "seed")
 
 
 def rank_points() -> tuple[str, ...]:
@@ -154,21 +172,27 @@ def _parse_one(text: str, points: tuple[str, ...]) -> Spec:
     if point not in points:
         near = difflib.get_close_matches(point, points, n=1, cutoff=0.6)
         raise ValueError(f"no point {point!r} here" + (f", did you mean {near[0]!r}?" if near else ""))
-    action = Action.KILL
+    action, where = Action.KILL, Where.REDUCED
     numbers: dict[str, int] = {}
     seen: set[str] = set()
     for option in options:
         name, equals, value = option.partition("=")
-        if not equals or name not in (*_NUMBERS, "action"):
-            raise ValueError(f"{point}: {option!r} is none of action=, {'=, '.join(_NUMBERS)}=")
+        if not equals or name not in (*_NUMBERS, "action", "where"):
+            raise ValueError(f"{point}: {option!r} is none of action=, where=, {'=, '.join(_NUMBERS)}=")
         if name in seen:
             raise ValueError(f"{point}: {name} is given twice")
         seen.add(name)
         if name == "action":
             action = _action(point, value)
+        elif name == "where":
+            where = _where(point, value)
         else:
             numbers[name] = _number(point, name, value)
-    spec = Spec(point, action=action, **numbers)
+    spec = Spec(point, action=action, where=where, **numbers)
+    if action is Action.FLIP and point not in FLIP_POINTS[where]:
+        raise ValueError(f"{point}: a flip in {where.value} is made at {' or '.join(FLIP_POINTS[where])}")
+    if action is not Action.FLIP and {"where", "seed"} & seen:
+        raise ValueError(f"{point}: where= and seed= go with action=flip")
     if (spec.action is Action.SLEEP) != (spec.ms > 0):
         raise ValueError(f"{point}: action=sleep and ms=N belong together")
     if spec.count < 1:
@@ -186,6 +210,13 @@ def _action(point: str, value: str) -> Action:
         return Action(value)
     except ValueError:
         raise ValueError(f"{point}: action {value!r} is none of {', '.join(a.value for a in Action)}") from None
+
+
+def _where(point: str, value: str) -> Where:
+    try:
+        return Where(value)
+    except ValueError:
+        raise ValueError(f"{point}: where {value!r} is none of {', '.join(w.value for w in Where)}") from None
 
 
 def _number(point: str, name: str, value: str) -> int:
