@@ -69,6 +69,7 @@ class ReplicaState(Answer):
     wait_ms: float | None = None  # a step, from there to the last reduced bucket: the same
     pace: float | None = None  # compute_ms by the median of the other contributors'
     straggler: bool = False
+    diverged: str = ""  # what of its results differs from the others', said within the last rotation
 
 
 class StallState(Answer):

@@ -178,7 +178,7 @@ def _parse_one(text: str, points: tuple[str, ...]) -> Spec:
     for option in options:
         name, equals, value = option.partition("=")
         if not equals or name not in (*_NUMBERS, "action", "where"):
-            raise ValueError(f"{point}: {option!r} is none of action=, where=, {'=, '.join(_NUMBERS)}=")
+            raise ValueError(f"{point}: {option!r} is none of action=, {'=, '.join(_NUMBERS)}=, where=")
         if name in seen:
             raise ValueError(f"{point}: {name} is given twice")
         seen.add(name)

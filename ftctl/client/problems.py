@@ -135,6 +135,9 @@ def _of_job(job: JobState) -> Iterator[Problem]:
         )
     elif job.state == "holding" or (job.state != "finished" and have < job.min_replicas):
         reason = job.reason or f"{have} contributors, at least {job.min_replicas} are needed"
+        if "unattributed" in reason:
+            yield Problem(thing, f"holds: {reason}", "ftctl evict replica R   # the one you do not trust", Urgency.JOB)
+            return
         waiting = next((r for r in job.replicas if r.state in ("drained", "evicted", "unreachable")), None)
         yield Problem(thing, f"holds: {reason}", _action(job, waiting) if waiting else "", Urgency.JOB)
     elif job.state == "recovering":
@@ -184,6 +187,9 @@ def way_in(job: JobState) -> str:
 
 
 def _of_replica(snapshot: Snapshot, replica: ReplicaState) -> Iterator[Problem]:
+    if replica.diverged:
+        action = f'ftctl evict replica {replica.name} --reason "its results differ"'
+        yield Problem(replica.name, f"diverged: {replica.diverged}", action, Urgency.REPLICA)
     if replica.state in _GOOD or snapshot.job is None:
         return
     urgency, _ = _REPLICA_STATES.get(replica.state, (Urgency.REPLICA, ""))

@@ -155,6 +155,7 @@ def replicas(snapshot: Snapshot) -> list[Document]:
                 "wait_ms": r.wait_ms,
                 "pace": r.pace,
                 "straggler": r.straggler,
+                "diverged": r.diverged,
                 "phase": r.phase,
                 "heartbeat_age_ms": r.heartbeat_age_ms,
             }
@@ -179,6 +180,7 @@ def replicas(snapshot: Snapshot) -> list[Document]:
             "wait_ms": ranks[0].wait_ms,
             "pace": None,
             "straggler": False,
+            "diverged": "",
             "phase": "",
             "heartbeat_age_ms": None,
         }

@@ -204,7 +204,9 @@ def _replicas(snapshot: Snapshot, wide: bool) -> Iterator[tuple[Cell, ...]]:
             f"{milliseconds(beat)} ago" if isinstance(beat, float) else "-",
             show(max(0.0, snapshot.time - since)) if isinstance(since, float | int) else "-",
             *(_pace(r) if wide else ()),
-            str(r["reason"]) + ("; a straggler: the others wait for it" if r["straggler"] else ""),
+            str(r["reason"])
+            + ("; a straggler: the others wait for it" if r["straggler"] else "")
+            + ("; its results differ from the others'" if r["diverged"] else ""),
         )
 
 
