@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from ftar_core.protocol import divergence
@@ -161,7 +163,7 @@ def test_each_ring_votes_for_itself() -> None:
 # --- rules broken on purpose ---------------------------------------------------------------------------------------
 
 
-def worst(seeds: range) -> str:
+def worst(seeds: Iterable[int]) -> str:
     for seed in seeds:
         try:
             Chaos(seed).run()
@@ -182,7 +184,7 @@ BREAKS = {
 def test_a_rule_that_is_broken_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, instead = BREAKS[broken]
     monkeypatch.setattr(divergence, name, instead)
-    assert "E: step" in worst(range(150))
+    assert "E: step" in worst((3, 6, 9, 11))
 
 
 def test_a_majority_that_is_put_out_instead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
