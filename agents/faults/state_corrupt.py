@@ -30,7 +30,11 @@ class StateCorrupt(Fault[FlipUndo]):
     undo_type = FlipUndo
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
-        return processes.refusal(machine, target)
+        refusal = processes.refusal(machine, target)
+        if refusal is None and not machine.workers.listens(processes.targets(machine, target)[0]):
+            worker, hint = processes.targets(machine, target)[0], "start it with FTAR_BREAKPOINTS=allow and FTAR_AGENT"
+            return Refusal("refused", f"{worker.text} takes no orders of this kind from its agent", hint)
+        return refusal
 
     def plan(self, machine: Machine, target: Target, params: Params) -> FlipUndo:
         worker = processes.targets(machine, target)[0]  # one bit, in one rank

@@ -133,14 +133,7 @@ class Engine:
 DTYPES: dict[str, int]  # "float32" 0, "float64" 1, "bfloat16" 2, "float16" 3, "int32" 4, "int64" 5
 
 def digest(addr: int, nbytes: int, seed: int) -> int:
-    """64-bit non-cryptographic hash of memory (releases the GIL); seed chains buffers. A change
-    within one aligned 8-byte word, hence a single flipped bit, always changes it (csrc/digest.h)."""
-
-def check(addr: int, count: int, dtype: int, seed: int) -> tuple[int, bool]:
-    """(`digest` of the elements' bytes, `all_finite`), reading memory once. Releases the GIL."""
-
-def squares(addr: int, count: int, dtype: int) -> float:
-    """The sum of squares, of integers 0; how it is rounded depends on the CPU. Releases the GIL."""
+    """64-bit non-cryptographic hash of memory (releases the GIL); seed chains buffers."""
 
 def digest_of(buffers: Sequence[Buffer]) -> int:
     """The same over several buffers, one chained to the next, from seed 0: where one ends and the next begins counts.
@@ -156,6 +149,16 @@ def fan_out(fds: Sequence[int], data: bytes) -> list[tuple[int, int]]:
 
 def populate(addr: int, nbytes: int) -> bool:
     """Back this memory with pages now, contents unchanged. Releases the GIL. False where the kernel cannot."""
+
+def quick_digest(addr: int, nbytes: int, seed: int) -> int:
+    """Another one, faster, of memory as a whole. A change within one aligned 8-byte word, hence a single flipped bit,
+    always changes it (csrc/digest.h). Releases the GIL."""
+
+def check(addr: int, count: int, dtype: int, seed: int) -> tuple[int, bool]:
+    """(`quick_digest` of the elements' bytes, `all_finite`), reading memory once. Releases the GIL."""
+
+def squares(addr: int, count: int, dtype: int) -> float:
+    """The sum of squares, of integers 0; how it is rounded depends on the CPU. Releases the GIL."""
 
 def all_finite(addr: int, count: int, dtype: int) -> bool:
     """True if no element is infinite or NaN; integers always are finite. Releases the GIL."""

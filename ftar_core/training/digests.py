@@ -104,7 +104,7 @@ def _bytes(tensor: torch.Tensor, cut: Callable[[int], tuple[int, int]]) -> torch
 def _digest(data: torch.Tensor | bytes) -> int:
     if isinstance(data, bytes):
         return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-    return core.digest(data.data_ptr(), data.numel(), 0)
+    return core.quick_digest(data.data_ptr(), data.numel(), 0)
 
 
 def _together(digests: Sequence[int]) -> int:

@@ -137,6 +137,14 @@ NB_MODULE(_core, m) {
       nb::arg("addr"), nb::arg("count"), nb::arg("dtype"));
 
   m.def(
+      "quick_digest",
+      [](uint64_t addr, uint64_t nbytes, uint64_t seed) {
+        const void* p = memory(addr, nbytes);
+        nb::gil_scoped_release nogil;
+        return quick_digest(p, nbytes, seed);
+      },
+      nb::arg("addr"), nb::arg("nbytes"), nb::arg("seed"));
+  m.def(
       "check",
       [](uint64_t addr, uint64_t count, int dtype, uint64_t seed) {
         const DType d = dtype_of(dtype);
