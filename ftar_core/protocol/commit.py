@@ -51,7 +51,7 @@ def _commit_step(job: Job, now: float) -> bool:
     if len(job.members) < job.config.min_replicas:
         return False
     if not agreed(job, now):
-        return bool(job.gone)
+        return not job.done  # somebody was put out for it
     last = last_reason(job) or failure(job, trusted(job))
     if not last and waits_for_spare(job, now):
         return False
