@@ -60,6 +60,7 @@ class Lab(Strict):
     seed: int = Field(default=0, ge=0)
     rate: str = ""
     evict_hung: bool = False
+    evict_diverged: bool = False
 
 
 class Target(Strict):
