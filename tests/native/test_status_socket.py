@@ -212,7 +212,8 @@ class TestInNamespaces:
         while not (dead := [c for c in look().changes if c.kind == "dead"]):
             assert time.monotonic() < until, look().changes
             time.sleep(0.1)
-        assert "silent for" in dead[0].reason
+        # On a busy machine TCP may be the first to know.
+        assert any(words in dead[0].reason for words in ("silent for", "no acknowledgement", "no answer")), dead[0]
         for rail in (0, 1):
             net.link(1, rail, "up")
         while not [c for c in look().changes if c.kind == "back"] or "SILENT" in {rail.state for rail in idle().rails}:
