@@ -28,7 +28,7 @@ DATES = {
     "ftar_core/bench/commit_ranks.py": "beside the kernel's receive stamps, which are of this clock",
     "ftar_core/ncclrun/job.py": "dates in the report",
     "agents/host/clock.py": "dates of events",
-    "agents/host/coordinators.py": "a process's age against the date that it gives itself; a wrong one refuses the fault",
+    "agents/host/coordinators.py": "a process's age against its own date; a wrong one refuses the fault",
     "agents/views.py": "the moment of an answer",
     "agents/events.py": "dates of events",
     "agents/evidence.py": "when stacks were looked at",
