@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ftar_core.errors import FtarError as FtarError
     from ftar_core.training.backend import process_group as process_group
     from ftar_core.training.backend import register_backend as register_backend
+    from ftar_core.training.checkpoints.options import Checkpoint as Checkpoint
     from ftar_core.training.clipping import clip_grad_norm_ as clip_grad_norm_
     from ftar_core.training.data import BatchSampler as BatchSampler
     from ftar_core.training.session import Session as Session
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "BatchSampler": "ftar_core.training.data",
+    "Checkpoint": "ftar_core.training.checkpoints.options",
     "FtarError": "ftar_core.errors",
     "Session": "ftar_core.training.session",
     "clip_grad_norm_": "ftar_core.training.clipping",
@@ -30,6 +32,7 @@ _LAZY = {
 }
 __all__ = [
     "BatchSampler",
+    "Checkpoint",
     "FtarError",
     "Session",
     "Stream",

@@ -10,6 +10,7 @@ FtarError
 │   └── FencedError        definite    a newer coordinator owns the store: this one must exit
 ├── PlanMismatch           definite    this model's bucket plan is not the job's
 ├── StateMismatch          definite    a fetched state does not fit this model
+├── CheckpointError        definite    a checkpoint cannot be loaded, or its directory not be used
 ├── NonFiniteGradients     definite    gradients were not finite and the job was told to fail then: nobody updated
 └── NativeMissing          definite    the native core is not built for this interpreter
 
@@ -62,6 +63,10 @@ class PlanMismatch(FtarError):
 
 
 class StateMismatch(FtarError):
+    pass
+
+
+class CheckpointError(FtarError):
     pass
 
 

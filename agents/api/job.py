@@ -119,6 +119,8 @@ class JobState(Answer):
     settings: dict[str, float]
     spares_wanted: int = 0
     step_ms_median: float | None = None
+    checkpoint_step: int = 0  # of the last checkpoint that the coordinator has heard of; 0: of none
+    checkpoint_time: float = 0.0  # Unix seconds
     pid: int = 0
     started: float = 0.0
     accounting: JobAccount | None = None

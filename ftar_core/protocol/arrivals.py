@@ -35,6 +35,7 @@ from ftar_core.wire.messages import (
     Join,
     NewEpoch,
     Refused,
+    Report,
     Welcome,
 )
 
@@ -165,7 +166,8 @@ def _new_life(job: Job, conn: int, replica: Replica, hello: Hello, now: float) -
     if job.mode is Mode.RUNNING:
         admit_shadow(job, replica, "catches up with the running job", now)
     else:
-        job.send(replica, Hold(term=job.term, reason=f"the job starts when {job.config.replicas} replicas are here"))
+        why = f"the job starts when {job.config.replicas} replicas are here"
+        job.send(replica, Hold(term=job.term, reason=why, restore=hello.report.step == 0))
 
 
 def _supersede(job: Job, conn: int, replica: Replica, now: float) -> bool:
@@ -257,7 +259,23 @@ def _while_recovering(job: Job, conn: int, replica: Replica, hello: Hello, now: 
     replica.step = hello.report.step
     job.standings[replica.name] = Standing(incarnation, hello.report)
     (job.unsaid.add if hello.report.done else job.unsaid.discard)(replica.name)
-    job.send(replica, Hold(term=job.term, reason=job.reason or "the coordinator recovers"))
+    nothing = hello.report.step == 0 and hello.report.epoch == NO_EPOCH
+    job.send(replica, Hold(term=job.term, reason=job.reason or "the coordinator recovers", restore=nothing))
+
+
+def on_state(job: Job, replica: Replica, report: Report) -> None:
+    """A member that waits for the job has looked for a checkpoint. (One that the job has begun without fetches its
+    state from the others, whatever it has found.)"""
+    hello = replica.hello
+    if hello is None or job.mode not in (Mode.STARTING, Mode.RECOVERING):
+        return
+    if report.epoch != NO_EPOCH or hello.report.epoch != NO_EPOCH or report.done:
+        return
+    replica.hello = msgspec.structs.replace(hello, report=report)
+    if replica.name in job.standings:
+        job.standings[replica.name] = Standing(replica.incarnation, report)
+    if report.step > 1:
+        job.emit("replica.restored", replica.name, f"holds the state after step {report.step - 1} of a checkpoint")
 
 
 def _rank(job: Job, name: str, incarnation: int, hello: Hello | None) -> tuple[object, ...]:

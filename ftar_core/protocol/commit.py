@@ -20,13 +20,14 @@ import msgspec
 
 from ftar_core.protocol import sampler, timesheet
 from ftar_core.protocol.divergence import agreed, trusted
-from ftar_core.protocol.job import Job, Mode, Undo
+from ftar_core.protocol.job import NEVER, Job, Mode, Undo
 from ftar_core.protocol.joins import cancel_preparation, consider_joins, drains_due, follows, refresh_sources
 from ftar_core.protocol.membership import Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis
 from ftar_core.protocol.spares import drain_waits, promoted, vacate, waits_for_spare, watch_out
 from ftar_core.protocol.stalls import Incident
 from ftar_core.wire.accounting import Loss
+from ftar_core.wire.ids import NO_EPOCH
 from ftar_core.wire.messages import Commit, Done, EpochInfo, Hold, Join, MemberInfo, NewEpoch, Verdict
 
 
@@ -105,6 +106,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
         next=following,
         drained=drained,
         last=bool(last),
+        checkpoint=_checkpoint_due(job, now),
     )
     joined = [m for m in following.members if m.replica not in members] if following is not None else []
     job.stalls.committed(job.done, now)
@@ -139,6 +141,18 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
             job.stalls.begin(Incident(now, "replica-drained", name, step + 1, replica.reason))
             job.accounting.lost(name, Loss.DRAINED, now)
         announce(job, f"with the commit of step {step}")
+
+
+def _checkpoint_due(job: Job, now: float) -> bool:
+    """By time: one clock decides, so that all replicas keep the state of the same step."""
+    if not job.checkpoint_s:
+        return False
+    if job.checkpoint_at == NEVER:
+        job.checkpoint_at = now
+    due = now - job.checkpoint_at >= job.checkpoint_s
+    if due:
+        job.checkpoint_at = now
+    return due
 
 
 def _say_pace(job: Job) -> None:
@@ -265,6 +279,12 @@ def announce(job: Job, why: str) -> None:
     job.emit("epoch.new", f"epoch {job.epoch.id}", f"{names}: {why}")
 
 
+def looks_for_one(replica: Replica) -> bool:
+    """It said that it holds no state, because it may find a checkpoint."""
+    report = replica.hello.report if replica.hello is not None else None
+    return report is not None and report.step == 0 and report.epoch == NO_EPOCH and report.deal is not None
+
+
 def _joiners_at_hold(job: Job) -> list[Replica]:
     """Shadows that hold the state before the running step, if with them the job has enough."""
     able = [r for name in job.ready if (r := job.table.get(name)) is not None and r.step == job.step - 1]
@@ -278,13 +298,17 @@ def _vanished(job: Job, now: float) -> None:
     """Nobody of the epoch is left. The running step is committed nowhere; whoever was dealt a batch may retry it."""
     why = ", ".join(f"{name}: {reason}" for name, reason in job.gone.items())
     cancel_preparation(job, "all contributors are gone")
+    for replica in list(job.table):
+        if replica.shadow and replica.conn is not None and replica.name not in job.ready and looks_for_one(replica):
+            job.evict(replica, "all contributors are gone", now, rejoin=True, in_place=True)
     job.mode = Mode.RECOVERING
     job.reason = f"all contributors are gone ({why}): waiting for one of them, or for a caught-up replica"
     job.timers["gather"] = now + job.config.gather_s
     job.timers["recovery"] = now + job.config.recovery_wait_s
+    job.timers["start-over"] = now + job.config.start_timeout_s
     job.timers.setdefault("hold-exit", now + job.config.hold_exit_s)
     job.hold_since, job.hold_reason, job.standings = None, "", {}
-    job.waited = job.waited_long = job.forced = False
+    job.waited = job.waited_long = job.waited_for_all = job.forced = False
     may_retry = tuple(m for m in job.dealt_to if (m.replica, m.incarnation) not in job.revoked)
     job.basis = Basis(job.epoch, job.step, job.deal, job.last_commit_epoch, may_retry)
     job.stalls.restart()
@@ -367,6 +391,7 @@ def snapshot(job: Job, names: Sequence[str]) -> Undo:
             "drains",
             "waited",
             "waited_long",
+            "waited_for_all",
             "forced",
         )
     }

@@ -36,8 +36,10 @@ from ftar_core.protocol.view import view as view_of
 from ftar_core.wire.accounting import Loss
 from ftar_core.wire.messages import (
     CaughtUp,
+    CheckpointNotice,
     Done,
     Explained,
+    HoldsState,
     JobView,
     Leaving,
     Message,
@@ -154,6 +156,10 @@ class Coordinator:
                 joins.on_prepared(job, replica, epoch)
             case CaughtUp():
                 joins.on_caught_up(job, replica, message, now)
+            case HoldsState(report=report):
+                arrivals.on_state(job, replica, report)
+            case CheckpointNotice():
+                self._checkpoint(replica, message, now)
             case Progress():
                 joins.on_progress(job, replica, message, now)
             case Unreachable():
@@ -165,6 +171,17 @@ class Coordinator:
                 self._leaving(replica, reason[:500], now)
             case _:
                 pass  # messages of the handshake are the shell's
+
+    def _checkpoint(self, replica: Replica, message: CheckpointNotice, now: float) -> None:
+        job, step, path = self.job, message.step, message.path[:500]
+        if message.problem:
+            why = f"{replica.name} could not write it: {message.problem[:500]}; training goes on"
+            job.emit("checkpoint.failed", f"step {step}", why)
+            return
+        job.checkpoint = (step, now)
+        megabytes = message.bytes / 1e6
+        why = f"{replica.name} wrote {megabytes:.1f} MB, complete {message.seconds:.1f} s behind the step: {path}"
+        job.emit("checkpoint.written", f"step {step}", why)
 
     def _done(self, replica: Replica, message: Done) -> None:
         """Counts only for the running step of the running epoch, from a living member of it."""
@@ -235,6 +252,8 @@ class Coordinator:
                 likeness.late(job, now)
             elif name == "dismiss":
                 settle.dismiss_shadows(job, now)
+            elif name == "start-over":
+                job.waited_for_all = True
             elif name in ("recovery", "gather"):
                 job.waited = True
                 job.waited_long = job.waited_long or name == "recovery"

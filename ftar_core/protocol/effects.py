@@ -78,6 +78,11 @@ class SendHello:
 
 
 @dataclass(frozen=True)
+class RestoreState:
+    """Nobody holds the job's state: look for a checkpoint, then feed Restored."""
+
+
+@dataclass(frozen=True)
 class SendOutdated:
     promised: Term
 
@@ -179,6 +184,7 @@ MemberEffect = (
     | SendOutdated
     | Tell
     | Reconnect
+    | RestoreState
     | PrepareRing
     | DiscardRing
     | EnterEpoch

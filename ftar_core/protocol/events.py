@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ftar_core.wire.heartbeat import TeamBeat
 from ftar_core.wire.ids import EpochId, Term
-from ftar_core.wire.messages import Hello, Message, OpRequest
+from ftar_core.wire.messages import Deal, Hello, Message, OpRequest
 
 # --- coordinator ---------------------------------------------------------------------------------------------------
 
@@ -142,6 +142,16 @@ class ShadowAt:
 
 
 @dataclass(frozen=True)
+class Restored:
+    """The session: the state after `step` of a checkpoint is there, or (0) the initial one, because there is none.
+    `deal`: from where batches are to be dealt; `digest` as `initial_digest` of the member."""
+
+    step: int
+    digest: str
+    deal: Deal
+
+
+@dataclass(frozen=True)
 class PeerUnreachable:
     peer: str
     epoch: EpochId
@@ -176,6 +186,7 @@ MemberEvent = (
     | StepReduced
     | RingReady
     | ShadowAt
+    | Restored
     | PeerUnreachable
     | Explanation
     | LeaveNow

@@ -87,6 +87,9 @@ class Job:
     condemned: set[tuple[str, int]] = field(default_factory=set)  # and of these, who may not come back in place
     commits: dict[int, EpochId] = field(default_factory=dict)  # step -> the epoch that committed it; the latest
     last_commit: Commit | None = None
+    checkpoint_s: float = 0.0  # how often the members want a checkpoint; 0: not by time
+    checkpoint_at: float = NEVER  # when one was due by time, last
+    checkpoint: tuple[int, float] | None = None  # the last one that is on disk: its step, and when that was told
     last_wish: int = 0  # the step after which all members' scripts want to end; 0 = none
     # -- plans
     next_epoch: int = 1
@@ -126,6 +129,7 @@ class Job:
     unsaid: set[str] = field(default_factory=set)  # of those, who announced a result and has not sent its Done yet
     waited: bool = False  # the deadline of the recovery has passed
     waited_long: bool = False  # for recovery_wait_s: who is not back by now has hardly survived
+    waited_for_all: bool = False  # for start_timeout_s: then a checkpoint is better than who may still come
     forced: bool = False  # the operator decided to go on without those who are missing
     acknowledged: set[str] = field(default_factory=set)  # members that have the last commit
     stalls: Stalls = field(default_factory=Stalls)
@@ -255,6 +259,8 @@ class Job:
         self.dispute = None
         self.withheld = set()
         self.timers.pop("unreachable", None)
+        intervals = [r.hello.report.checkpoint_s for m in epoch.members if (r := self.table.get(m.replica)) and r.hello]
+        self.checkpoint_s = min((s for s in intervals if s > 0), default=0.0)
         wishes = [self._wish(m.replica) for m in epoch.members]
         self.last_wish = max(wishes) if wishes and all(wishes) else 0
 

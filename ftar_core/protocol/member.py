@@ -17,6 +17,7 @@ from ftar_core.protocol.effects import (
     MemberEffect,
     PrepareRing,
     Reconnect,
+    RestoreState,
     SendHello,
     SendOutdated,
     StandDown,
@@ -32,6 +33,7 @@ from ftar_core.protocol.events import (
     MemberEvent,
     PeerUnreachable,
     Received,
+    Restored,
     RingReady,
     ShadowAt,
     StepReduced,
@@ -52,6 +54,7 @@ from ftar_core.wire.messages import (
     Explain,
     Explained,
     Hold,
+    HoldsState,
     Join,
     Leaving,
     Message,
@@ -75,7 +78,9 @@ REFUSED_RETRY_S = 1.0
 
 class Member:
     """One life of a replica. `initial_digest` names the state it was initialised with, before step 1; empty: it has
-    none. `start`: from where batches are to be dealt, if the job begins with this state.
+    none. `start`: from where batches are to be dealt, if the job begins with this state. `restores`: it looks for a
+    checkpoint before it says that it holds a state, if the coordinator knows nobody who does. `checkpoint_s`: how often
+    it wants one written, by time (0: not by time).
 
     `coordinator_wait_s`: how long it waits for a lost coordinator before it ends (Welcome may change it). `in_place`:
     the session can stand down and come back as a shadow within the same process; if not, it ends and starts again.
@@ -91,15 +96,20 @@ class Member:
         *,
         start: Deal | None = None,
         in_place: bool = False,
+        restores: bool = False,
+        checkpoint_s: float = 0.0,
     ) -> None:
+        self._checkpoint_s = checkpoint_s
         self._in_place = in_place
+        self._restores, self._restoring = restores, False
         self.job = job
         self.replica = replica
         self.initial_digest = initial_digest
         self.coordinator_wait_s = coordinator_wait_s
         self.incarnation = 0
         self.promised: Term = NO_TERM
-        self.step = 1 if initial_digest else 0  # all before it are committed here; 0: holds no state
+        self.first_step = 1  # of the state that it began with
+        self.step = 1 if initial_digest and not restores else 0  # all before it are committed here; 0: holds no state
         self.epoch: EpochInfo | None = None
         self.deal: Deal | None = start
         self.last_commit_epoch: EpochId = NO_EPOCH
@@ -133,6 +143,8 @@ class Member:
                     return [Tell(Prepared(epoch=epoch))]
             case ShadowAt():
                 return self._shadow_at(event)
+            case Restored():
+                return self._restored(event)
             case PeerUnreachable(peer, epoch, reason):
                 if self.epoch is not None and self.epoch.id == epoch:
                     return [Tell(Unreachable(peer=peer, epoch=epoch, reason=reason))]
@@ -153,7 +165,7 @@ class Member:
         """Where this member stands, for the next Hello."""
         if self.shadow:
             step, epoch = self._shadow_step + 1, self._shadow_epoch
-            return Report(step=step, last_commit_epoch=epoch, promised=self.promised)
+            return Report(step=step, last_commit_epoch=epoch, promised=self.promised, checkpoint_s=self._checkpoint_s)
         return Report(
             step=self.step if self._state_there else 0,
             epoch=self.epoch.id if self.epoch is not None else NO_EPOCH,
@@ -163,7 +175,8 @@ class Member:
             last_commit_epoch=self.last_commit_epoch,
             promised=self.promised,
             deal=self.deal,
-            state_digest=self.initial_digest if self.step == 1 else "",
+            state_digest=self.initial_digest if self.step == self.first_step else "",
+            checkpoint_s=self._checkpoint_s,
         )
 
     # --- the connection
@@ -220,6 +233,9 @@ class Member:
                 return self._stand_down(reason)
             case Evicted(reason=reason, rejoin=rejoin):
                 return self._end(RankExit.RESTART if rejoin else RankExit.DRAINED, reason)
+            case Hold(reason=reason, restore=True) if self._may_restore():
+                self._restoring = True
+                return [Wait(reason), RestoreState()]
             case Hold(reason=reason):
                 return [Wait(reason)]
             case Commit():
@@ -338,7 +354,7 @@ class Member:
     def _catchup(self, message: Catchup) -> list[MemberEffect]:
         if self.epoch is not None:
             return []  # late: it contributes already
-        self.shadow = True
+        self.shadow, self._restoring = True, False
         if message.fresh:
             self._shadow_step, self._shadow_epoch, self._shadow_ready = -1, NO_EPOCH, False
         # A coordinator that came back does not know yet how far this shadow is.
@@ -346,6 +362,21 @@ class Member:
         return [FollowSources(message.sources, message.fresh, message.mbit), *ready]
 
     # --- from the session
+
+    def _may_restore(self) -> bool:
+        """It holds nothing, and nobody has told it whom to follow. (One that did follow somebody, and was put out when
+        he was lost, is in the same place.)"""
+        nothing = self._shadow_step < 0 if self.shadow else self.step == 0
+        return self._restores and not self._restoring and self.epoch is None and nothing
+
+    def _restored(self, event: Restored) -> list[MemberEffect]:
+        """Say so, unless the job has begun without it meanwhile: then it fetches what it lacks."""
+        if not self._restoring or self.epoch is not None:
+            return []
+        self._restores = self._restoring = self.shadow = False
+        self.step = self.first_step = event.step + 1
+        self.initial_digest, self.deal = event.digest, event.deal
+        return [Tell(HoldsState(report=self.report()))]
 
     def _reduced(self, event: StepReduced) -> list[MemberEffect]:
         """Late results of an epoch that is over, or of a step that is not running, say nothing."""

@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftar_core.protocol import divergence, sampler
-from ftar_core.protocol.commit import announce, enter_epoch, failure, finish, last_reason, snapshot, verdict_of
+from ftar_core.protocol.commit import (
+    announce,
+    enter_epoch,
+    failure,
+    finish,
+    last_reason,
+    looks_for_one,
+    snapshot,
+    verdict_of,
+)
 from ftar_core.protocol.job import NEVER, Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
 from ftar_core.protocol.likeness import refuse_unlike, unlike
 from ftar_core.protocol.membership import SHADOWS, Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, decide
 from ftar_core.wire.ids import NO_EPOCH
-from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch
+from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch, Report
 
 FEW = 100  # up to so many members, what is missing is said by name at every step
 
@@ -27,6 +36,7 @@ def begin(job: Job, fresh: bool, now: float) -> None:
         return
     job.mode = Mode.RECOVERING
     job.timers["recovery"] = now + job.config.recovery_wait_s
+    job.timers["start-over"] = now + job.config.start_timeout_s
     job.timers["hold-exit"] = now + job.config.recovery_wait_s + job.config.hold_exit_s
     if record is None:
         job.reason = "the record is lost: waiting for all members of the last epoch"
@@ -57,43 +67,65 @@ def try_start(job: Job, now: float) -> None:
     job.reason = f"{connected} of {wanted} replicas have connected (min-replicas {job.config.min_replicas})"
     if connected < needed:
         return
-    here = [r for r in job.table if r.conn is not None and r.hello is not None and r.hello.report.step == 1]
+    here = holders(job)
     if len(here) < needed or not job.can_persist(now):
         return
     if _spares_may_come(job, len(here), now):
         return
-    here.sort(key=lambda r: natural(r.name))
-    leader = here[0].hello
-    assert leader is not None  # noqa: S101  # filtered above
+    _begin_with(job, here, "the job starts", now)
+
+
+def holders(job: Job) -> list[Replica]:
+    """Connected replicas that may begin the job: as they were initialised, or with the state of a checkpoint."""
+    here = [r for r in job.table if r.conn is not None and r.hello is not None]
+    return [r for r in here if _report(r).step > 0 and _report(r).epoch == NO_EPOCH and _report(r).deal is not None]
+
+
+def _begin_with(job: Job, here: list[Replica], why: str, now: float) -> None:
+    """All whose state is that of the newest one's begin together; the others catch up."""
+    wanted = job.config.replicas
+    here = sorted(here, key=lambda r: (-_report(r).step, natural(r.name)))
+    first = here[0]
+    leader = first.hello
+    assert leader is not None  # noqa: S101  # filtered by `holders`
     job.take_plan(leader)
     for replica in list(here):
-        why = unlike(job, replica.hello) if replica.hello is not None else None
-        if why is not None:
-            refuse_plan(job, replica, why, now)
+        unfit = unlike(job, replica.hello) if replica.hello is not None else None
+        if unfit is not None:
+            refuse_plan(job, replica, unfit, now)
             here.remove(replica)
-    digest = leader.report.state_digest
-    same = [r for r in here if r.hello is not None and r.hello.report.state_digest == digest][:wanted]
+    step, digest = leader.report.step, leader.report.state_digest
+    same = [r for r in here if (_report(r).step, _report(r).state_digest) == (step, digest)][:wanted]
     undo = snapshot(job, [r.name for r in job.table])
     job.table.give_slots(same, set())
     epoch = job.mint_epoch(r.member() for r in same)
-    job.mode, job.reason = Mode.RUNNING, ""
-    job.step, job.last_commit_epoch, job.dealt_to = 1, NO_EPOCH, epoch.members
+    _running(job)
+    job.step, job.last_commit_epoch, job.dealt_to = step, NO_EPOCH, epoch.members
+    if step > 1:
+        job.committed(step - 1, NO_EPOCH)
+        why = f"{why} behind step {step - 1} of a checkpoint"
+    for replica in same:
+        replica.step = step
     job.deal = sampler.first(epoch.names(), leader.report.deal)
     job.timers.pop("start", None)
-    job.timers.pop("hold-exit", None)
     job.accounting.begins(job.step, now)
     enter_epoch(job, epoch, same, now, lost={}, undo=undo)
-    announce(job, "the job starts")
-    job.emit("job.running", job.config.job, f"started with {len(same)} replicas")
+    announce(job, why)
+    job.emit("job.running", job.config.job, f"started with {len(same)} replicas" if step == 1 else why)
     inside = {r.name for r in same}
     for replica in here:
         if replica.name not in inside:
-            own = replica.hello.report.state_digest if replica.hello is not None else ""
             full, other = (
                 f"the job has all {wanted} replicas it wants",
-                f"its initial state is not that of {here[0].name}",
+                f"its initial state is not that of {first.name}",
             )
-            admit_shadow(job, replica, full if own == digest else other, now)
+            mine = (_report(replica).step, _report(replica).state_digest)
+            admit_shadow(job, replica, full if mine == (step, digest) else other, now)
+    job.timers["sort"] = now
+
+
+def _report(replica: Replica) -> Report:
+    return replica.hello.report if replica.hello is not None else Report(step=0)
 
 
 def _spares_may_come(job: Job, here: int, now: float) -> bool:
@@ -138,6 +170,8 @@ def try_settle(job: Job, now: float) -> None:
         return
     if job.epoch.members and waited and _promote_shadows(job, now):
         return
+    if decision.hopeless and waited and _start_over(job, now):
+        return
     _undecided(job, decision, waited, now)
 
 
@@ -169,7 +203,8 @@ def _undecided(job: Job, decision: Undecided, waited: bool, now: float) -> None:
         if job.finishing and not job.standings:
             job.stop(0, f"the job had ended ({job.finishing}) and no member is left")
             return
-        if job.waited_long and _all_replaced(job) and not job.forced:
+        looking = any(r.conn is not None and looks_for_one(r) for r in job.table)
+        if job.waited_long and _all_replaced(job) and not job.forced and not looking:
             stop_job(job, f"{decision.reason}; every member has been restarted, so the state is gone")
             return
     job.forced = False
@@ -179,6 +214,26 @@ def _undecided(job: Job, decision: Undecided, waited: bool, now: float) -> None:
     job.emit("job.hold", job.config.job, decision.reason)
     for name in job.standings:
         job.send_to(name, Hold(term=job.term, reason=decision.reason))
+
+
+def _start_over(job: Job, now: float) -> bool:
+    """Nobody is left who was in the job. Those who hold a checkpoint go on from it: what was trained since is lost, so
+    first it must be certain that nobody comes back with more. It is where a new process stands in the place of each of
+    them; elsewhere all replicas that are wanted must be here, or the time is up in which a job starts, or the operator
+    has decided."""
+    basis = job.basis
+    if basis is None or job.finishing or any(s.report.epoch != NO_EPOCH for s in job.standings.values()):
+        return False
+    here = [r for r in holders(job) if _report(r).step > 1]
+    replaced = _all_replaced(job) and not any(r.conn is not None and looks_for_one(r) for r in job.table)
+    enough = len(here) >= job.config.replicas and job.waited_long
+    late = (job.waited_for_all or job.forced) and len(here) >= job.config.min_replicas
+    if not here or not (replaced or enough or late):
+        return False
+    lost = max(0, basis.first_step - _report(max(here, key=lambda r: _report(r).step)).step)
+    since = f", {lost} steps or more are trained again" if lost else ""
+    _begin_with(job, here, f"nobody of epoch {basis.epoch.id} is left: the job goes on{since}", now)
+    return True
 
 
 def stop_job(job: Job, reason: str) -> None:
@@ -326,8 +381,8 @@ def _settle_by_retry(job: Job, decision: Settled, epoch: EpochInfo, standings: d
 
 def _running(job: Job) -> None:
     job.mode, job.reason, job.standings, job.basis = Mode.RUNNING, "", {}, None
-    job.waited = job.waited_long = job.forced = False
-    for timer in ("recovery", "gather", "hold-exit"):
+    job.waited = job.waited_long = job.waited_for_all = job.forced = False
+    for timer in ("recovery", "gather", "start-over", "hold-exit"):
         job.timers.pop(timer, None)
 
 

@@ -27,6 +27,7 @@ from ftar_core.protocol.effects import (
     MemberEffect,
     PrepareRing,
     Reconnect,
+    RestoreState,
     SendHello,
     SendOutdated,
     StandDown,
@@ -81,6 +82,8 @@ class MemberDelegate(Protocol):
     def stand_down(self, order: StandDown) -> None: ...
     def tell_parts(self, order: TellParts) -> None:
         """Post an Explanation."""
+    def restore(self) -> None:
+        """Nobody holds the job's state: look for a checkpoint, then post Restored."""
 
     def waiting(self, reason: str) -> None: ...
     def end(self, exit_code: int, reason: str) -> None:
@@ -264,6 +267,8 @@ class MemberRuntime:
                 self._delegate.tell_parts(effect)
             case Wait(reason):
                 self._delegate.waiting(reason)
+            case RestoreState():
+                self._delegate.restore()
             case SendHello():
                 self._control.hello(effect, self._delegate.describe())
             case SendOutdated(promised):

@@ -31,7 +31,7 @@ from ftar_core.runtime.waker import Waker
 from ftar_core.wire.address import Address
 from ftar_core.wire.codec import FRAME_LIMIT, FrameParser, nonce, prove, proved
 from ftar_core.wire.exits import RankExit
-from ftar_core.wire.messages import Message, RailNotice, RankInfo
+from ftar_core.wire.messages import CheckpointNotice, Message, RailNotice, RankInfo
 from ftar_core.wire.team import (
     PURPOSE_HELLO,
     PURPOSE_REFUSED,
@@ -111,7 +111,7 @@ class TeamFollower:
             self._call(lambda: self._report(report))
 
     def tell(self, message: Message) -> None:
-        if isinstance(message, RailNotice):
+        if isinstance(message, RailNotice | CheckpointNotice):
             self._call(lambda: self._send(message))
 
     def vote(self, number: int, ballot: Ballot) -> None:

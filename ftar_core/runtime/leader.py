@@ -33,7 +33,7 @@ from ftar_core.wire.codec import encode
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import rank_interval_ms
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import EpochInfo, Message, Outline, RailNotice, RankInfo
+from ftar_core.wire.messages import CheckpointNotice, EpochInfo, Message, Outline, RailNotice, RankInfo
 from ftar_core.wire.team import (
     Agreed,
     Ballot,
@@ -73,6 +73,7 @@ class RankDelegate(Protocol):
     def apply_commit(self, order: ApplyCommit) -> None: ...
     def follow_sources(self, order: FollowSources) -> None: ...
     def tell_parts(self, order: TellParts) -> None: ...
+    def restore(self) -> None: ...
     def waiting(self, reason: str) -> None: ...
     def end(self, exit_code: int, reason: str) -> None: ...
     def called(self, number: int) -> None:
@@ -179,7 +180,7 @@ class TeamLeader:
                 self._told(self._team.reduced(number, message))
             case Vote(round, ballot):
                 self._voted(number, round, ballot)
-            case RailNotice():
+            case RailNotice() | CheckpointNotice():
                 self.tell(message)
             case RankHello():
                 self._ranks[number].channel.broken = "a second hello"
@@ -339,6 +340,10 @@ class TeamLeader:
             rank = self._ranks.get(order.rank)
             if rank is not None and not rank.gone:
                 self._send(order.rank, rank, encode(ExplainOrder(step=order.step, epoch=order.epoch)))
+
+    def restore(self) -> None:
+        """The other ranks learn it from this one's ballot."""
+        self._delegate.restore()
 
     def waiting(self, reason: str) -> None:
         self._order(WaitOrder(reason=reason))

@@ -27,6 +27,7 @@ from ftar_core.protocol.events import (
     LeaveNow,
     MemberEvent,
     PeerUnreachable,
+    Restored,
     RingReady,
     ShadowAt,
     StepReduced,
@@ -42,6 +43,7 @@ from ftar_core.wire.team import (
     RankReady,
     RankReduced,
     RankReport,
+    RankRestored,
     RankShadow,
     RankUnreachable,
 )
@@ -81,6 +83,7 @@ class Team:
         self._prepared: EpochId | None = None
         self._ready: set[int] = set()
         self._shadows: dict[int, ShadowAt] = {}
+        self._restored: dict[int, Restored] = {}
         self._told_anew: set[int] = set()  # ranks that have reported since the replica last did
         self._told: tuple[int, bool] | None = None
         self._round = 1
@@ -134,6 +137,12 @@ class Team:
                 return self._heard_shadow(rank, event)
             case Explanation():
                 return [event] if event.rank == rank else []
+            case Restored():
+                self._restored[rank] = event
+                if len(self._restored) < self.size:
+                    return []
+                all_of_them = [self._restored.pop(number) for number in range(self.size)]
+                return [replace(all_of_them[0], digest=joint_hash([one.digest for one in all_of_them]))]
             case PeerUnreachable(reason=reason):
                 return [event if rank == 0 else replace(event, reason=f"rank {rank}: {reason}")]
             case LeaveNow(reason=reason):
@@ -272,6 +281,8 @@ def report_of(event: MemberEvent) -> RankReport | None:
             return RankReady(epoch=epoch)
         case ShadowAt(step, last_commit_epoch, ready, text, notice):
             return RankShadow(step=step, last_commit_epoch=last_commit_epoch, ready=ready, text=text, notice=notice)
+        case Restored(step, digest, deal):
+            return RankRestored(step=step, state=digest, deal=deal)
         case PeerUnreachable(peer, epoch, reason):
             return RankUnreachable(peer=peer, epoch=epoch, reason=reason)
         case Explanation(step, epoch, rank, _, parts):
@@ -305,6 +316,8 @@ def event_of(report: RankReport) -> MemberEvent:
             return RingReady(report.epoch)
         case RankShadow():
             return ShadowAt(report.step, report.last_commit_epoch, report.ready, report.text, report.notice)
+        case RankRestored():
+            return Restored(report.step, report.state, report.deal)
         case RankUnreachable():
             return PeerUnreachable(report.peer, report.epoch, report.reason)
         case RankExplains():

@@ -48,7 +48,8 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     sampler = ftar_core.BatchSampler(text, options.batch_size, seed=options.seed, passes=options.passes)
     loader = DataLoader(text, batch_sampler=sampler, num_workers=options.workers)
-    session = ftar_core.Session(model, optimizer, last_step=options.steps)  # 2
+    kept = ftar_core.Checkpoint(options.checkpoint, every=options.checkpoint_every) if options.checkpoint else None
+    session = ftar_core.Session(model, optimizer, last_step=options.steps, checkpoint=kept)  # 2
     pace = Pace(options.step_ms / 1000.0)
     for parts in session.data(loader):  # 3, where the loader itself was
         step = session.current_step
@@ -123,6 +124,10 @@ def _count(text: str) -> int:
     return value
 
 
+def _interval(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
 def _not_negative(text: str) -> float:
     value = float(text)
     if not 0 <= value < 86_400_000:
@@ -157,6 +162,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--width", type=_positive, default=Shape.width, help="of the residual stream")
     p.add_argument("--learning-rate", type=_not_negative, default=1e-3)
     p.add_argument("--device", default="cpu", help="cpu, or cuda:N")
+    p.add_argument(
+        "--checkpoint", default="", metavar="DIR", help="keep checkpoints there, and go on from the newest if all died"
+    )
+    p.add_argument(
+        "--checkpoint-every",
+        type=_interval,
+        default=100,
+        metavar="N",
+        help="so many steps from one checkpoint to the next, or a time such as 10min",
+    )
     p.add_argument("--print-every", type=_positive, default=10, metavar="N", help="print every Nth step")
     return p
 

@@ -73,6 +73,7 @@ class Place:
     stopping: bool  # the last commit of this member was noted: nothing comes after it but the end
     life: int = 0  # rises when this member stands down: what was begun in an earlier life is void
     forget: int = 0  # rises when the state that is here must not be built on
+    restore: bool = False  # nobody holds the job's state: a checkpoint is to be looked for
 
 
 class Exchange:
@@ -126,6 +127,7 @@ class Exchange:
             ended=lambda: self._end is not None,
             produced=lambda: frozenset(self._produced),
         )
+        self._restore = False
         self._life = self._turn_life = 0
         self._forget = 0
         self.watch_buckets = False  # `wait` returns for each; set by the training thread
@@ -230,6 +232,17 @@ class Exchange:
             self._forget += not order.keep
             self._role_version += 1
             self._changed.notify_all()
+
+    def restore(self) -> None:
+        with self._changed:
+            self._restore = True
+            self._role_version += 1
+            self._changed.notify_all()
+
+    def take_restore(self) -> None:
+        """In the training thread: it is being done."""
+        with self._changed:
+            self._restore = False
 
     def holding(self, reason: str) -> None:
         with self._changed:
@@ -355,6 +368,7 @@ class Exchange:
                 self._stopping,
                 self._life,
                 self._forget,
+                self._restore,
             )
 
     def poke(self) -> None:

@@ -31,11 +31,14 @@ class Do(Enum):
     WARM_UP = "warm-up"  # run the user's loop body once, drop the gradients
     FOLLOW = "follow"  # caught up: nothing to do until there is news
     WAIT = "wait"
+    RESTORE = "restore"  # look for a checkpoint: nobody holds the job's state
 
 
 def conclude(ballots: Sequence[Ballot]) -> Do:
     """By ballots of all ranks of one replica."""
     first = ballots[0]
+    if first.restores:
+        return Do.RESTORE
     if all(b.joins_at > 0 and b.joins_at == first.joins_at and b.step == b.joins_at - 1 for b in ballots):
         return Do.CONTRIBUTE
     fetched = [b for b in ballots if b.front is Front.SNAPSHOT]

@@ -4,7 +4,7 @@ state of another model is refused with the name of the first tensor that differs
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -42,13 +42,18 @@ def decode_tree(state: EncodedState) -> dict[str, object]:
         root = _decoder.decode(state.skeleton)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StateMismatch(f"the fetched state is not a state of ours: {error}") from None
-    tree = _decode(root, state.tensors, 0)
+    tree = build(root, state.tensors)
     if not isinstance(tree, dict):
         raise StateMismatch("the fetched state is not a state of ours: a table is expected")
     return tree
 
 
-def _decode(node: AnyNode, tensors: tuple[torch.Tensor, ...], depth: int) -> object:
+def build(node: AnyNode, tensors: Sequence[object]) -> object:
+    """The tree below `node`, tensors in place. Raises StateMismatch."""
+    return _decode(node, tensors, 0)
+
+
+def _decode(node: AnyNode, tensors: Sequence[object], depth: int) -> object:
     if depth > MAX_DEPTH:
         raise StateMismatch(f"the fetched state is nested more than {MAX_DEPTH} deep")
     if isinstance(node, Value | Raw):
@@ -60,7 +65,9 @@ def _decode(node: AnyNode, tensors: tuple[torch.Tensor, ...], depth: int) -> obj
     if isinstance(node, ShardRef):
         if not 0 <= node.index < len(tensors):
             raise StateMismatch(f"the fetched state names tensor {node.index} of {len(tensors)}")
-        return Shard(tensors[node.index], node.whole, node.placement)
+        part = tensors[node.index]
+        assert isinstance(part, torch.Tensor)  # noqa: S101  # for the type checker
+        return Shard(part, node.whole, node.placement)
     items = [_decode(item, tensors, depth + 1) for item in node.items]
     if isinstance(node, Table):
         if len(node.keys) != len(items):
@@ -76,7 +83,11 @@ def _decode(node: AnyNode, tensors: tuple[torch.Tensor, ...], depth: int) -> obj
 def load_state(parts: Mapping[str, Stateful], state: EncodedState) -> None:
     """Put a fetched state into the live parts. Raises StateMismatch, naming the first tensor that differs, before
     anything was changed."""
-    tree = decode_tree(state)
+    load_tree(parts, decode_tree(state))
+
+
+def load_tree(parts: Mapping[str, Stateful], tree: Mapping[str, object]) -> None:
+    """The same with a tree of plain values, tensors and Shards."""
     if set(tree) != set(parts):
         raise StateMismatch(f"the fetched state is of {sorted(tree)}, this replica has {sorted(parts)}")
     tree = {name: _assemble(part, tree[name], name) for name, part in parts.items()}

@@ -38,6 +38,7 @@ from ftar_core.errors import FtarError, SettingsError
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.settings import Settings, read_settings
 from ftar_core.training import current
+from ftar_core.training.checkpoints.options import Checkpoint
 from ftar_core.training.data import BatchSampler, Source
 from ftar_core.training.feed import open_feed
 from ftar_core.training.gradients import GradientTaker, Mode
@@ -58,11 +59,14 @@ from ftar_core.training.update import Many, Update
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
+from ftar_core.wire.messages import Deal
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from ftar_core.native._core import Options
+    from ftar_core.training.checkpoints.keeper import Keeper
+    from ftar_core.training.checkpoints.restoring import Restorer
     from ftar_core.training.stream import Stream
 
 log = logging.getLogger("ftar.session")
@@ -83,7 +87,9 @@ class Session(PlainTensors):
     `scaler`: a torch.amp.GradScaler for float16; its scale is lowered on all replicas when a step is skipped, and the
     default update unscales. `lr_scale`: a factor to the learning rates of an update, of the share of `replicas` that
     contributed to it. `global_batch`: an update is of so many batches, in as many steps as that takes (rounds.py).
-    `last_step`: end the job after this step (0: no wish). `settings`: instead of the environment.
+    `last_step`: end the job after this step (0: no wish). `checkpoint`: where the state is kept for the day when all
+    replicas die, and how often (checkpoints/options.py); a job that has lost its state goes on from there. `settings`:
+    instead of the environment.
 
     Raises SettingsError (environment), PlanMismatch (a model that cannot be trained this way), StateMismatch (state
     that cannot be sent to another replica). Starts threads and sockets at the first turn of `batches`, not before."""
@@ -103,6 +109,7 @@ class Session(PlainTensors):
         global_batch: int = 0,
         state: Mapping[str, Stateful] | None = None,
         last_step: int = 0,
+        checkpoint: Checkpoint | None = None,
         settings: Settings | None = None,
         options: TrainingOptions | None = None,
         link_options: Options | None = None,
@@ -118,6 +125,7 @@ class Session(PlainTensors):
         self._options = options if options is not None else TrainingOptions()
         self._link_options = link_options
         self._last_step = last_step
+        self._checkpoint = checkpoint
         refuse(_each(model), _each(optimizer), self._settings)
         self._update = Update(
             models=model,
@@ -328,13 +336,18 @@ class Session(PlainTensors):
             raise FtarError(
                 "session.batches() was called twice", hint="one loop a session: a job has one sequence of steps"
             )
+
+        def initial() -> tuple[str, Deal]:
+            begin = msgspec.structs.replace(source.begin(), round=self._global_batch)
+            return f"{parameters_digest(self.model)}-{source.fingerprint()}", begin
+
         wiring = Wiring(
             settings=self._settings,
             plan=self.plan,
             retained=self._taker.retained,
             reduced=self._taker.reduced,
-            state_digest=f"{parameters_digest(self.model)}-{source.fingerprint()}",
-            begin=msgspec.structs.replace(source.begin(), round=self._global_batch),
+            state_digest=initial()[0],
+            begin=initial()[1],
             last_step=self._last_step,
             journal=self._journal,
             options=self._link_options,
@@ -342,7 +355,10 @@ class Session(PlainTensors):
             end_grace_s=self._options.end_grace_s,
             first_steps=self._options.first_steps,
             first_steps_budget_s=self._options.first_steps_budget_s,
+            restores=self._checkpoint is not None,
+            checkpoint_s=self._checkpoint.seconds if self._checkpoint is not None else 0.0,
         )
+        keeper, restorer = self._checkpoints(wiring)
         stepper = Stepper(
             wiring=wiring,
             taker=self._taker,
@@ -355,6 +371,7 @@ class Session(PlainTensors):
             journal=self._journal,
             ledger=self._ledger,
             snapshot_wait_s=self._options.snapshot_wait_s,
+            keeper=keeper,
         )
         shadow = Shadow(
             wiring=wiring,
@@ -363,6 +380,9 @@ class Session(PlainTensors):
             parts=self._parts,
             warm_ups=self._options.warm_up_steps,
             journal=self._journal,
+            restorer=restorer,
+            keeper=keeper,
+            initial=initial,
         )
         self._turns = Turns(
             wiring=wiring,
@@ -372,12 +392,33 @@ class Session(PlainTensors):
             journal=self._journal,
             ledger=self._ledger,
             update=self._update,
+            keeper=keeper,
         )
         log.info("%s: %s", wiring.name, self.plan.describe())
         self._journal.write("data", source.describe())
         self._journal.write("retain", {"mode": self._retention.mode, "reason": self._retention.reason})
         wiring.start()
         return self._turns
+
+    def _checkpoints(self, wiring: Wiring) -> tuple[Keeper | None, Restorer | None]:
+        options = self._checkpoint
+        if options is None:
+            return None, None
+        from ftar_core.training.checkpoints.keeper import Keeper
+        from ftar_core.training.checkpoints.restoring import Restorer
+
+        names = self._update.parameter_names()
+        keeper = Keeper(
+            options,
+            settings=self._settings,
+            shelf=wiring.server.shelf,
+            names=names,
+            here=lambda: wiring.exchange.place().epoch,
+            incarnation=lambda: wiring.incarnation,
+            tell=wiring.runtime.tell,
+            journal=self._journal,
+        )
+        return keeper, Restorer(options, parts=self._parts, names=names, journal=self._journal)
 
     def _operate(self, operation: Operation) -> torch.Tensor | None:
         return self._begun.operate(operation)

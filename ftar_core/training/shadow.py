@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftar_core.errors import StateMismatch
-from ftar_core.protocol.events import ShadowAt
+from ftar_core.errors import CheckpointError, StateMismatch
+from ftar_core.protocol.events import Restored, ShadowAt
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.training.catchup import CatchUp
+from ftar_core.training.checkpoints.options import problem_with
 from ftar_core.training.dial import Identity
 from ftar_core.training.exchange import Place, Role
 from ftar_core.training.journal import Journal
@@ -23,7 +25,12 @@ from ftar_core.training.stepping import Leave, Stepper
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
+from ftar_core.wire.messages import Deal
 from ftar_core.wire.team import Ballot
+
+if TYPE_CHECKING:
+    from ftar_core.training.checkpoints.keeper import Keeper
+    from ftar_core.training.checkpoints.restoring import Restorer
 
 log = logging.getLogger("ftar.session")
 
@@ -40,7 +47,12 @@ class Shadow:
         parts: Mapping[str, Stateful],
         warm_ups: int,
         journal: Journal,
+        restorer: Restorer | None = None,
+        keeper: Keeper | None = None,
+        initial: Callable[[], tuple[str, Deal]] | None = None,
     ) -> None:
+        """`initial`: digest of the state that is here, and from where its data goes on."""
+        self._restorer, self._keeper, self._initial = restorer, keeper, initial
         self._wiring, self._stepper, self._plan, self._parts = wiring, stepper, plan, parts
         self._warm_ups, self._journal = warm_ups, journal
         self._holds_state = False  # a state of this job, not just this process's own beginning
@@ -54,7 +66,12 @@ class Shadow:
         return self._catch_up.state if self._catch_up is not None else None
 
     def contributing(self, place: Place) -> None:
-        """This replica begins a step as a contributor."""
+        """This replica begins a step as a contributor. Raises Leave."""
+        if self._keeper is not None:
+            try:
+                self._keeper.enter()
+            except (CheckpointError, OSError) as error:
+                raise Leave(problem_with(self._keeper.options, error), RankExit.REFUSED) from None
         catch_up, self._catch_up = self._catch_up, None
         self._holds_state, self._warm_ups = True, 0  # the loop's body runs here from now on
         self._wiring.server.serve(True)
@@ -74,8 +91,11 @@ class Shadow:
             return Do.WAIT  # the end
         doing = conclude(ballots)
         try:
+            if doing is Do.RESTORE:
+                self._restore()
+                return Do.WAIT
             self._act(doing, place)
-        except StateMismatch as error:
+        except (StateMismatch, CheckpointError) as error:
             raise Leave(str(error) + (f" ({error.hint})" if error.hint else ""), RankExit.REFUSED) from None
         catch_up = self._catch_up
         if catch_up is not None and catch_up.step >= 0:
@@ -98,7 +118,21 @@ class Shadow:
             catch_up = self._catching_up(place)
             self._wiring.phase(Phase.CATCHUP, max(catch_up.step, 0))
             mine = msgspec.structs.replace(catch_up.ballot(), joins_at=joins_at)
+        if place.restore and self._restorer is not None and place.role is Role.NEW:
+            mine = msgspec.structs.replace(mine, restores=True)
         return self._wiring.agree(mine)
+
+    def _restore(self) -> None:
+        """All ranks of the replica together."""
+        self._wiring.exchange.take_restore()
+        if self._restorer is None or self._initial is None:
+            return
+        self._wiring.phase(Phase.CHECKPOINT, self._stepper.applied + 1)
+        step = self._restorer.run(self._wiring.agree)
+        if step is not None:
+            self._stepper.applied = step
+            digest, deal = self._initial()
+            self._wiring.post(Restored(step, digest, deal))
 
     def _keep_or_forget(self, place: Place) -> None:
         """A new life begins with its own sources, and perhaps without the state of the one before."""

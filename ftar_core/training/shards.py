@@ -10,11 +10,24 @@ DTensor is not imported here: that costs a second, and a program that has not do
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 _MODULE = "torch.distributed.tensor"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's part of a tensor is. `owner`: of the ranks that hold the same part, this one speaks for it."""
+
+    offsets: tuple[int, ...]
+    whole: tuple[int, ...]
+    owner: bool
+
+
+_places: dict[tuple[object, ...], Place] = {}  # the same few for thousands of parameters, at every snapshot
 
 
 def is_sharded(tensor: object) -> bool:
@@ -49,6 +62,23 @@ def placement(tensor: torch.Tensor) -> str:
     if not is_sharded(tensor):
         return ""
     return f"{tuple(_any(tensor).placements)} over {tuple(_any(tensor).device_mesh.shape)}"
+
+
+def place_of(tensor: torch.Tensor) -> Place | None:
+    """None for a plain tensor."""
+    if not is_sharded(tensor):
+        return None
+    template = _any(tensor)
+    key = (tuple(tensor.shape), tuple(template.placements), id(template.device_mesh))
+    found = _places.get(key)
+    if found is None:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        _, offsets = compute_local_shape_and_global_offset(tensor.shape, template.device_mesh, template.placements)
+        at = template.device_mesh.get_coordinate() or []
+        owner = not any(p.is_replicate() and where for p, where in zip(template.placements, at, strict=True))
+        found = _places[key] = Place(tuple(offsets), tuple(tensor.shape), owner)
+    return found
 
 
 def around(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -60,6 +60,7 @@ class Borrower:
     step: int
     held: Held | None = None
     missed: str = ""  # it cannot be had any more
+    patience: float = 0.0  # of a step: so long may the next update wait for its copy
 
 
 class Shelf:
@@ -72,6 +73,7 @@ class Shelf:
         self.subscriptions: dict[bytes, Subscription] = {}
         self.borrowers: set[Borrower] = set()
         self.held: dict[int, Held] = {}
+        self.max_held = MAX_HELD
         self.serving = False  # this replica holds state to give
         self.closed = False
         self._at: int | None = None  # the step whose state the training thread has shown; None: it has changed since
@@ -118,9 +120,10 @@ class Shelf:
                 return False
             if not (behind_update or exact or waited_s >= URGENT_S) or self.copier.busy:
                 return False
-            if len(self.held) >= MAX_HELD and not self._make_room():
+            if len(self.held) >= self.max_held and not self._make_room():
                 return False
-        self.copier.start(live(), step, epoch)
+            patience = max((b.patience for b in borrowers), default=0.0)
+        self.copier.start(live(), step, epoch, patience)
         return True
 
     def changing(self) -> None:

@@ -32,13 +32,14 @@ PATIENT_COPIES = 2  # abandoned one after the other, before an update waits for 
 FIRST_WAIT = 0.1  # of a step; twice as long each time
 
 
-def wait_for_copy_s(abandoned: int, step_s: float, most_s: float) -> float:
-    """How long an update may wait for a copy, when so many before it were abandoned. Pure.
+def wait_for_copy_s(abandoned: int, step_s: float, most_s: float, patience: float = 0.0) -> float:
+    """How long an update may wait for a copy, when so many before it were abandoned. Pure. `patience`: of a step, from
+    the first on (for one that nobody asks for again a moment later).
 
     A copy that never gets done within a step would keep a replica out for good, which costs more than a short wait: so
     the third may take a tenth of a step more, and each further one twice as much, up to `most_s`."""
     if abandoned < PATIENT_COPIES:
-        return 0.0
+        return min(most_s, step_s * patience)
     return min(most_s, step_s * FIRST_WAIT * 2.0 ** min(abandoned - PATIENT_COPIES, 30))
 
 
@@ -80,6 +81,7 @@ class _Copy:
     epoch: EpochId
     began: float
     ready: Callable[[], None]  # returns when the device has finished what the copy depends on
+    patience: float = 0.0  # of a step: so long may an update wait for it
     tensors: list[torch.Tensor] = field(default_factory=list)
     copied_bytes: int = 0
     done: bool = False
@@ -105,9 +107,9 @@ class Copier:
         with self._changed:
             return self._next is not None or self._running is not None
 
-    def start(self, live: LiveState, step: int, epoch: EpochId) -> None:
+    def start(self, live: LiveState, step: int, epoch: EpochId, patience: float = 0.0) -> None:
         """In the training thread, between two updates. Not while busy."""
-        copy = _Copy(live, step, epoch, time.monotonic(), _device_ready(live))
+        copy = _Copy(live, step, epoch, time.monotonic(), _device_ready(live), patience)
         with self._changed:
             if self._closed:
                 return
@@ -120,11 +122,11 @@ class Copier:
     def settle(self, step_s: float = 0.0, most_s: float = 0.0) -> bool:
         """In the training thread, before an update: after it no tensor is read any more. A copy that is not done may
         get some more time (wait_for_copy_s), then it is abandoned. False if so."""
-        wait_s = wait_for_copy_s(self.abandoned, step_s, most_s)
         with self._changed:
             copy = self._running or self._next
             if copy is None:
                 return True
+            wait_s = wait_for_copy_s(self.abandoned, step_s, most_s, copy.patience)
             if wait_s > 0:
                 self._changed.wait_for(lambda: self._running is None and self._next is None, wait_s)
             self._stop = True
@@ -186,12 +188,12 @@ class Copier:
         self.bytes_per_s = copy.live.nbytes / max(now - copy.began, 1e-6)
         self.abandoned, self.text = 0, ""
         log.info(
-            "state after step %d copied for shadows: %d bytes in %.1f ms beside the training",
+            "state after step %d copied: %d bytes in %.1f ms beside the training",
             copy.step,
             copy.live.nbytes,
             (now - copy.began) * 1000,
         )
-        state = EncodedState(copy.live.skeleton, copy.live.infos, tuple(copy.tensors))
+        state = EncodedState(copy.live.skeleton, copy.live.infos, tuple(copy.tensors), copy.live.places)
         return Held(copy.step, copy.epoch, state, now)
 
     def _copy_one(self, copy: _Copy, source: torch.Tensor, target: torch.Tensor) -> bool:

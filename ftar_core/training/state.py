@@ -24,7 +24,7 @@ import torch
 
 from ftar_core.errors import StateMismatch
 from ftar_core.training.plan import trainable
-from ftar_core.training.shards import is_sharded, local, placement
+from ftar_core.training.shards import Place, is_sharded, local, place_of, placement
 
 MAX_DEPTH = 64
 MAX_TENSORS = 1_000_000
@@ -121,6 +121,7 @@ class LiveState:
     skeleton: bytes
     infos: tuple[TensorInfo, ...]
     tensors: tuple[torch.Tensor, ...]
+    places: tuple[Place | None, ...] = ()  # of each, where that was asked for; None: the tensor is whole here
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +143,7 @@ class _Encoder:
     def __init__(self) -> None:
         self.infos: list[TensorInfo] = []
         self.tensors: list[torch.Tensor] = []
+        self.wholes: list[torch.Tensor] = []
 
     def encode(self, value: object, path: str, depth: int = 0) -> AnyNode:
         if depth > MAX_DEPTH:
@@ -176,18 +178,20 @@ class _Encoder:
             raise StateMismatch(f"tensor {path}: {tensor.dtype} {tensor.layout} cannot be sent to another replica")
         self.infos.append(TensorInfo(path, dtype, tuple(tensor.shape)))
         self.tensors.append(tensor)
+        self.wholes.append(whole)
         index = len(self.tensors) - 1
         if is_sharded(whole):
             return ShardRef(index, tuple(whole.shape), placement(whole))
         return TensorRef(index)
 
 
-def look_at_state(parts: Mapping[str, Stateful]) -> LiveState:
-    """The state of all parts without a copy of its tensors. Cost: their `state_dict()`. Raises StateMismatch for a
-    value that cannot travel, with its path."""
+def look_at_state(parts: Mapping[str, Stateful], *, places: bool = False) -> LiveState:
+    """The state of all parts without a copy of its tensors. Cost: their `state_dict()`. `places`: with the place of
+    each rank's part. Raises StateMismatch for a value that cannot travel, with its path."""
     encoder = _Encoder()
     root = encoder.encode({name: part.state_dict() for name, part in parts.items()}, "")
-    return LiveState(_encoder.encode(root), _named(encoder.infos), tuple(encoder.tensors))
+    where = tuple(place_of(whole) for whole in encoder.wholes) if places else ()
+    return LiveState(_encoder.encode(root), _named(encoder.infos), tuple(encoder.tensors), where)
 
 
 def _named(infos: list[TensorInfo]) -> tuple[TensorInfo, ...]:

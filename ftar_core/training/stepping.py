@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -39,9 +39,13 @@ from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import Commit, Deal, Verdict
 
+if TYPE_CHECKING:  # torch's part of it takes a second to import, for those who have checkpoints
+    from ftar_core.training.checkpoints.keeper import Keeper
+
 log = logging.getLogger("ftar.session")
 LOOK_S = 0.1  # while a shadow waits for something
 WAIT_WORTH_TELLING_MS = 1.0
+HOLD_S = 5.0  # so long the job holds before its state is worth a checkpoint
 
 
 class Leave(Exception):
@@ -68,7 +72,10 @@ class Stepper:
         journal: Journal,
         ledger: StepLedger,
         snapshot_wait_s: float = 1.0,
+        keeper: Keeper | None = None,
     ) -> None:
+        self._keeper = keeper
+        self._held_since: float | None = None
         self._snapshot_wait_s = snapshot_wait_s
         self.applied = 0  # the last step whose update has run
         self.contributors: tuple[str, ...] = ()  # of that step
@@ -119,6 +126,7 @@ class Stepper:
         announced: EpochId | None = None
         reduced = math.nan
         while True:
+            self._hold_checkpoint()
             self.serve_shadows(waited_s=time.monotonic() - produced)
             self._exchange.watch_buckets = self.check.eager and announced is None
             news = self._exchange.wait(LOOK_S if self._server.wanted() else 1.0)
@@ -216,7 +224,20 @@ class Stepper:
         passes("updated", commit.step)
         self._source.stands_at(commit.deal)
         self._taker.begin(Mode.OFF)
+        if self._keeper is not None:
+            self._keeper.stepped(commit, self._round is None or complete(commit.deal))
         self.serve_shadows(behind_update=True)
+
+    def _hold_checkpoint(self) -> None:
+        """A job that stands may end where it stands (`--hold-exit`): its state is on disk before."""
+        if self._keeper is None:
+            return
+        if not self._exchange.place().holding:
+            self._held_since = None
+        elif self._held_since is None:
+            self._held_since = time.monotonic()
+        elif time.monotonic() - self._held_since > HOLD_S:
+            self._keeper.holds(self.applied)
 
     def _settle_copy(self, step: int) -> None:
         """No copy of the state reads it any more."""
@@ -294,6 +315,8 @@ class Stepper:
         self._taker.begin(Mode.OFF)
         if item.deal is not None:
             self._source.stands_at(item.deal)
+        if self._keeper is not None:
+            self._keeper.replayed(item.step, self._round is None or complete(following))
         self._ledger.replayed(
             step=item.step,
             epoch=item.epoch,
@@ -311,5 +334,5 @@ class Stepper:
         if not self._server.wanted():
             return
         epoch = self._exchange.place().last_commit_epoch
-        live = lambda: look_at_state(self._parts)  # noqa: E731
+        live = lambda: look_at_state(self._parts, places=self._keeper is not None)  # noqa: E731
         self._server.look(self.applied, epoch, live, behind_update=behind_update, waited_s=waited_s)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterator
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,6 +31,9 @@ from ftar_core.training.stepping import Leave, Stepper
 from ftar_core.training.update import Update
 from ftar_core.training.wiring import Wiring
 from ftar_core.wire.exits import RankExit
+
+if TYPE_CHECKING:
+    from ftar_core.training.checkpoints.keeper import Keeper
 
 log = logging.getLogger("ftar.session")
 
@@ -55,7 +59,9 @@ class Turns:
         journal: Journal,
         ledger: StepLedger,
         update: Update,
+        keeper: Keeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self.wiring, self.stepper = wiring, stepper
         self.current: Turn | None = None
         self.over: End | None = None
@@ -85,8 +91,8 @@ class Turns:
             in_step = place.role is Role.CONTRIBUTOR and stepper.applied == place.step - 1
             self._contributes = self._contributes and in_step
             if self._contributes and not place.stopping:
-                self._shadow.contributing(place)
                 with self._leaving():
+                    self._shadow.contributing(place)
                     stepper.begin(place)
                 batch = place.deal.batches.get(self.wiring.settings.replica)
                 if batch is not None:
@@ -214,6 +220,8 @@ class Turns:
         text = "%s ends after step %d (exit code %d): %s"
         log.log(level, text, self.wiring.name, applied, end.exit_code, end.reason)
         self._shadow.close()
+        if self._keeper is not None:
+            self._keeper.finish(wait=end.exit_code == RankExit.FINISHED)
         self.wiring.close()
         self._taker.close()
         self._ledger.ended(

@@ -81,6 +81,17 @@ class Update:
             found["scaler"] = self.scaler
         return found
 
+    def parameter_names(self) -> dict[str, tuple[str, ...]]:
+        """Of each optimizer, by its part's name: its parameters in the order of its state_dict(), as the model names
+        them."""
+        known = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        found: dict[str, tuple[str, ...]] = {}
+        for part, optimizer in self.optimizers.items():
+            own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            named = tuple(known.get(id(parameter), str(number)) for number, parameter in enumerate(own))
+            found[_part("optimizer", part)] = named
+        return found
+
     def run(self, contributors: tuple[str, ...]) -> None:
         """With reduced gradients in `.grad`."""
         self.contributors = contributors

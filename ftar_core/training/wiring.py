@@ -83,8 +83,12 @@ class Wiring:
         end_grace_s: float,
         first_steps: int = 0,
         first_steps_budget_s: float = 600.0,
+        restores: bool = False,
+        checkpoint_s: float = 0.0,
     ) -> None:
         self.settings = settings
+        self._restores = restores
+        self._checkpoint_s = checkpoint_s
         self._plan, self._last_step, self._journal = plan, last_step, journal
         self._end_grace_s = end_grace_s
         self._lock = threading.Lock()
@@ -156,6 +160,8 @@ class Wiring:
                 digest,
                 start=begin,
                 in_place=settings.world_size == 1,
+                restores=self._restores,
+                checkpoint_s=self._checkpoint_s,
             )
 
         if settings.world_size == 1:
@@ -308,6 +314,9 @@ class Wiring:
 
     def follow_sources(self, order: FollowSources) -> None:
         self.exchange.follow_sources(order)
+
+    def restore(self) -> None:
+        self.exchange.restore()
 
     def stand_down(self, order: StandDown) -> None:
         log.warning("%s was put out (%s) and comes back without starting again", self.name, order.reason)

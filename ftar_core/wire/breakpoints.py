@@ -37,6 +37,12 @@ RANK_POINTS = {
     "serve": "a piece of this replica's state was sent to one that catches up (state server's thread)",
     "replay": "catching up: a step that others committed is about to be applied",
     "promote": "caught up: the first step as a contributor begins",
+    "checkpoint-copied": "the snapshot for a checkpoint is in host memory (checkpoint thread)",
+    "checkpoint-write": "a tensor of a checkpoint is about to be written (checkpoint thread)",
+    "checkpoint-joined": "all tensors of a checkpoint are on disk, its manifest is not (checkpoint thread)",
+    "checkpoint-manifest": "the manifest is on disk, the directory has not got its name yet (checkpoint thread)",
+    "checkpoint-published": "the checkpoint is complete, nobody was told (checkpoint thread)",
+    "checkpoint-load": "a checkpoint is about to be read",
 }
 
 

@@ -121,6 +121,7 @@ class Report(Part, frozen=True):
     promised: Term = NO_TERM  # the highest term it has accepted
     deal: Deal | None = None  # the dealt set of `step` (rule ASSIGN); before any epoch: from where to deal, no batches
     state_digest: str = ""  # of the parameters before `step`; compared where both sides are at the first step
+    checkpoint_s: float = 0.0  # it wants a checkpoint this often; 0: not by time
 
 
 class Verdict(str, Enum):
@@ -233,6 +234,12 @@ class CaughtUp(Message, frozen=True):
     step: int
 
 
+class HoldsState(Message, frozen=True):
+    """What the Hello said of this member's state is not true any more: a checkpoint was loaded, or there is none."""
+
+    report: Report
+
+
 class Progress(Message, frozen=True):
     """What a shadow or a waiting member is doing, for `ftctl status`."""
 
@@ -258,6 +265,17 @@ class RailNotice(Message, frozen=True):
     state: str
     reason: str
     rank: int = 0
+
+
+class CheckpointNotice(Message, frozen=True):
+    """A checkpoint of this replica's hand is on disk, or (`problem`) will not be. `seconds`: from the end of the step
+    until then."""
+
+    step: int
+    path: str
+    seconds: float = 0.0
+    bytes: int = 0
+    problem: str = ""
 
 
 class Leaving(Message, frozen=True):
@@ -355,6 +373,7 @@ class Commit(Message, frozen=True):
     next: EpochInfo | None = None
     drained: tuple[str, ...] = ()  # members that leave with this commit
     last: bool = False
+    checkpoint: bool = False  # one is due by time
 
 
 class Join(Message, frozen=True):
@@ -368,10 +387,12 @@ class Join(Message, frozen=True):
 
 
 class Hold(Message, frozen=True):
-    """The job cannot go on yet; `reason` says what it waits for. Ends with the next NewEpoch, Join or Commit."""
+    """The job cannot go on yet; `reason` says what it waits for. Ends with the next NewEpoch, Join or Commit.
+    `restore`: nobody who is here holds the job's state; a member that has none may look for a checkpoint."""
 
     term: Term
     reason: str
+    restore: bool = False
 
 
 class Evicted(Message, frozen=True):
@@ -422,9 +443,11 @@ ToCoordinator = (
     | Done
     | Prepared
     | CaughtUp
+    | HoldsState
     | Progress
     | Unreachable
     | RailNotice
+    | CheckpointNotice
     | Leaving
     | Explained
     | OpRequest

@@ -17,7 +17,16 @@ from enum import Enum
 import msgspec
 
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import Commit, Deal, EpochInfo, MemberInfo, Message, RailNotice, RankInfo
+from ftar_core.wire.messages import (
+    CheckpointNotice,
+    Commit,
+    Deal,
+    EpochInfo,
+    MemberInfo,
+    Message,
+    RailNotice,
+    RankInfo,
+)
 from ftar_core.wire.part import Part
 
 TEAM_VERSION = 1
@@ -78,6 +87,7 @@ class Ballot(Part, frozen=True):
     connected: bool = False  # a source's stream is running
     warm_ups: int = 0  # still to be made
     joins_at: int = 0  # told to contribute from this step on; 0: not yet
+    restores: bool = False  # rank 0 was told to look for a checkpoint; then, `step` is one that this rank can load
 
 
 # --- leader -> rank -------------------------------------------------------------------------------------------------
@@ -201,6 +211,14 @@ class RankExplains(Message, frozen=True):
     parts: tuple[tuple[str, int], ...]
 
 
+class RankRestored(Message, frozen=True):
+    """This rank holds the state of a checkpoint after `step`, or (0) its initial one; `deal`: from where to go on."""
+
+    step: int
+    state: str
+    deal: Deal
+
+
 class RankLeaves(Message, frozen=True):
     """This rank cannot go on, so the replica cannot."""
 
@@ -229,7 +247,8 @@ FromLeader = (
     | Call
     | Agreed
 )
-RankReport = RankReduced | RankReady | RankShadow | RankUnreachable | RankExplains | RankLeaves
-ToLeader = RankHello | RankReport | Vote | RailNotice
+RankReport = RankReduced | RankReady | RankShadow | RankUnreachable | RankRestored | RankExplains | RankLeaves
+Notice = RailNotice | CheckpointNotice  # passed on to the coordinator
+ToLeader = RankHello | RankReport | Vote | Notice
 from_leader: msgspec.msgpack.Decoder[FromLeader] = msgspec.msgpack.Decoder(FromLeader)
 to_leader: msgspec.msgpack.Decoder[ToLeader] = msgspec.msgpack.Decoder(ToLeader)

@@ -70,6 +70,8 @@ class JobView(Part, frozen=True):
     settings: dict[str, float]
     spares_wanted: int = 0
     step_ms_median: float | None = None
+    checkpoint_step: int = 0  # of the last checkpoint that this life of the coordinator has heard of; 0: of none
+    checkpoint_time: float = 0.0  # unix seconds
     pid: int = 0
     started: float = 0.0
     accounting: AccountView | None = None

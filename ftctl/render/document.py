@@ -88,6 +88,7 @@ def job(snapshot: Snapshot) -> Document:
             "spares_wanted": state.spares_wanted,
             "min_replicas": state.min_replicas,
             "step_ms_median": state.step_ms_median,
+            "checkpoint": _checkpoint(snapshot, state),
             "coordinator": {"pid": state.pid, "age_s": _age(snapshot, state)},
             "settings": dict(state.settings),
             "accounting": account(state.accounting),
@@ -106,6 +107,7 @@ def job(snapshot: Snapshot) -> Document:
         "spares_wanted": None,
         "min_replicas": None,
         "step_ms_median": None,
+        "checkpoint": None,
         "coordinator": None,
         "settings": {},
         "accounting": None,
@@ -127,6 +129,12 @@ def account(state: JobAccount | None) -> Document | None:
         ],
         "late": state.late.model_dump(mode="json") if state.late is not None else None,
     }
+
+
+def _checkpoint(snapshot: Snapshot, state: JobState) -> Document | None:
+    if not state.checkpoint_step:
+        return None
+    return {"step": state.checkpoint_step, "age_s": round(max(0.0, snapshot.time - state.checkpoint_time), 3)}
 
 
 def _age(snapshot: Snapshot, state: JobState) -> float | None:

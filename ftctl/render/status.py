@@ -110,6 +110,9 @@ def job_line(snapshot: Snapshot) -> ConsoleRenderable:
         f" ({len(job.contributors)} of {job.replicas_wanted}, at least {job.min_replicas}){_spares(job)}",
         style="not bold",
     )
+    kept = document.job(snapshot)["checkpoint"]
+    if isinstance(kept, dict):
+        text.append(f"  checkpoint step {kept['step']}, {show(kept['age_s'])} ago", style="not bold")
     if job.accounting is not None:
         text.append("\n")
         text.append_text(accounting.line(job.accounting))

@@ -26,7 +26,15 @@ TOKEN, OPERATOR_TOKEN = "training-test-token-1", "training-test-operator-token"
 DEADLINE_S = 90.0
 FORKS = multiprocessing.get_context("forkserver")
 # An optimizer imports torch._dynamo when the first one is made: seconds, in every replica.
-FORKS.set_forkserver_preload(["ftar_core.training.session", "torch._dynamo", "torch.distributed.fsdp"])
+FORKS.set_forkserver_preload(
+    [
+        "ftar_core.training.session",
+        "ftar_core.training.checkpoints.keeper",
+        "ftar_core.training.checkpoints.restoring",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+    ]
+)
 
 Line = dict[str, Any]
 
@@ -49,7 +57,7 @@ class Job:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.journals = path / "journal"
-        self.journals.mkdir()
+        self.journals.mkdir(parents=True)
         self.port = 0
         self.replicas: dict[str, BaseProcess] = {}
         self._everything: list[BaseProcess] = []

@@ -78,6 +78,7 @@ class Recipe:
     chunk_bytes: int = 0  # of the ring; 0: the default
     patient: bool = False  # a busy machine is no dead rail
     namespace: str = ""  # network namespace to enter, a path
+    checkpoint: ftar_core.Checkpoint | None = None
 
 
 def model_of(width: int, seed: int) -> nn.Sequential:
@@ -162,6 +163,7 @@ def train(recipe: Recipe) -> None:
         optimizer,
         update=update,
         last_step=recipe.steps,
+        checkpoint=recipe.checkpoint,
         options=TrainingOptions(bucket_bytes=512, retain=recipe.retain, retain_bytes=recipe.retain_bytes),
         link_options=links,
     )

@@ -1,0 +1,205 @@
+"""What lies in a checkpoint directory, and which of it counts.
+
+    DIRECTORY/
+      lock                      who the directory belongs to; held (flock) by every replica of the job that runs
+      step-000000400/           complete: it got this name when everything in it was on disk
+        .metadata, __R_N.distcp   torch.distributed.checkpoint's own files, one or more a rank
+        ftar.state                the tree of plain values, without tensors
+        ftar.json                 the manifest: who made it when, and size and SHA-256 of each file
+      .step-000000500.r1.7.part/  being written by incarnation 7 of r1; removed by the next writer if that one is dead
+
+A directory with another name is nobody's business here. What is complete is told by name and manifest alone, sizes
+included; that its bytes are right is told by the digests, where they are read (reading.py). One that was found wrong
+then has a file `damaged` with the reason in it, and is passed by from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ftar_core.errors import CheckpointError
+
+SCHEMA = 1
+MANIFEST, TREE, METADATA, DAMAGED = "ftar.json", "ftar.state", ".metadata", "damaged"
+MAX_MANIFEST_BYTES = 64 * 1024 * 1024
+_COMPLETE = re.compile(r"step-(\d{9,18})\Z")
+_PART = re.compile(r"\.step-(\d{9,18})\.([a-z0-9][a-z0-9._-]*)\.(\d+)\.part\Z")
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`step`: the state is that after this one, which `contributors` made in (`term`, `epoch`). `written`: Unix seconds,
+    for people. `data`: which batches are trained. `rng`: what is kept of random generators, in words."""
+
+    schema: int = SCHEMA
+    ftar_core: str
+    torch: str
+    job: str
+    step: int
+    term: int
+    epoch: int
+    contributors: tuple[str, ...]
+    replica: str  # that wrote it
+    ranks: int
+    written: float
+    seconds: float  # it took from the end of the step until everything was on disk
+    data: dict[str, bool | int | str | list[int] | None]
+    rng: str
+    files: dict[str, FileEntry]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.bytes for entry in self.files.values())
+
+
+class _Schema(msgspec.Struct, frozen=True):
+    """The part that every version can read."""
+
+    schema: int
+    ftar_core: str = "?"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete checkpoint, or (`problem`) one that must be passed by."""
+
+    path: Path
+    step: int
+    manifest: Manifest | None
+    problem: str = ""
+
+
+def complete_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def part_name(step: int, replica: str, incarnation: int) -> str:
+    return f".step-{step:09d}.{replica}.{incarnation}.part"
+
+
+def step_of(name: str) -> int | None:
+    """Of a directory that is complete, by its name."""
+    found = _COMPLETE.match(name)
+    return int(found[1]) if found else None
+
+
+def part_of(name: str) -> tuple[int, str, int] | None:
+    """(step, replica, incarnation) of one that is being written."""
+    found = _PART.match(name)
+    return (int(found[1]), found[2], int(found[3])) if found else None
+
+
+def steps_in(directory: Path) -> list[int]:
+    """Of all complete ones, ascending. Raises OSError (not for a directory that is not there)."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(step for name in names if (step := step_of(name)) is not None)
+
+
+def look(directory: Path, step: int) -> Found:
+    """Whether that checkpoint may be loaded, without reading its data. Raises CheckpointError if it was made by a newer
+    version: falling back to an older one would throw away training without anybody being asked."""
+    path = directory / complete_name(step)
+    try:
+        if (path / DAMAGED).exists():
+            return Found(path, step, None, _first_line(path / DAMAGED))
+        manifest = read_manifest(path)
+    except OSError as error:
+        return Found(path, step, None, f"{MANIFEST}: {error.strerror}")
+    except ValueError as error:
+        return Found(path, step, None, f"{MANIFEST}: {error}")
+    if manifest.step != step:
+        return Found(path, step, None, f"its manifest is of step {manifest.step}")
+    for name, entry in manifest.files.items():
+        try:
+            size = (path / name).stat().st_size
+        except OSError as error:
+            return Found(path, step, None, f"{name}: {error.strerror}")
+        if size != entry.bytes:
+            return Found(path, step, None, f"{name} has {size} bytes of {entry.bytes}: it was cut short")
+    return Found(path, step, manifest)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Raises OSError, ValueError (not a manifest), CheckpointError (of a newer version)."""
+    with (path / MANIFEST).open("rb") as file:
+        text = file.read(MAX_MANIFEST_BYTES + 1)
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"longer than {MAX_MANIFEST_BYTES} bytes")
+    try:
+        made = msgspec.json.decode(text, type=_Schema)
+        if made.schema > SCHEMA:
+            raise CheckpointError(
+                f"checkpoint {path} was made by ftar_core {made.ftar_core} (schema {made.schema}), this one reads schema "
+                f"{SCHEMA}",
+                hint=f"install ftar_core {made.ftar_core} or newer, or move that checkpoint away to use an older one",
+            )
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    for name in manifest.files:
+        if "/" in name or name in ("", ".", ".."):
+            raise ValueError(f"{name!r} is not a file's name")
+    if METADATA not in manifest.files or TREE not in manifest.files:
+        raise ValueError(f"{METADATA} or {TREE} is missing")
+    return manifest
+
+
+def verify(path: Path, name: str, entry: FileEntry) -> str:
+    """What is wrong with a file; empty if nothing. Reads all of it."""
+    try:
+        with (path / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    found = digest.hexdigest()
+    return (
+        "" if found == entry.sha256 else f"{name} has the SHA-256 {found[:12]}..., {entry.sha256[:12]}... was written"
+    )
+
+
+def _digest(file: object) -> hashlib._Hash:  # Python 3.10
+    digest = hashlib.sha256()
+    while block := file.read(1024 * 1024):  # type: ignore[attr-defined]
+        digest.update(block)
+    return digest
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Of a file that was just written: what is read back is what counts."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
+        return FileEntry(os.fstat(file.fileno()).st_size, digest.hexdigest())
+
+
+def mark_damaged(path: Path, problem: str) -> None:
+    """Nobody tries it again. Where it cannot be written down, everybody finds out for himself."""
+    with contextlib.suppress(OSError):
+        (path / DAMAGED).write_text(problem + "\n")
+
+
+def sync(path: Path) -> None:
+    """fsync(2) of a file or a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _first_line(path: Path) -> str:
+    text = path.read_bytes()[:500].decode(errors="replace").strip()
+    return text.splitlines()[0] if text else "marked as damaged"
