@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import ftar_core
 from ftar_core.training.checkpoints.layout import steps_in
 
@@ -25,15 +27,14 @@ def wait_written(job: Job, step: int) -> None:
 
 
 def trained(job: Job, names: tuple[str, ...], since: int) -> Counter[int]:
-    """How often each batch was trained in the history that counts: the steps up to `since` as they were first made, those
+    """How often each batch was trained in the history that counts: steps up to `since` as they were first made, those
     behind it as they were made after the restart."""
     found: dict[int, dict[str, int]] = {}
     for name in names:
-        lines = [line for line in job.lines(name, "step") if not line["replayed"]]
-        restarts = [n for n, line in enumerate(job.lines(name)) if line["kind"] == "restored"]
-        last = job.lines(name)[restarts[-1]]["mono"] if restarts else float("inf")
-        for line in lines:
-            if line["step"] <= since if line["mono"] < last else line["step"] > since:
+        again = [line["mono"] for line in job.lines(name, "restored")]
+        for line in job.lines(name, "step"):
+            first = not again or line["mono"] < again[-1]
+            if not line["replayed"] and (line["step"] <= since) == first:
                 found[line["step"]] = line["batches"]
     return Counter(batch for batches in found.values() for batch in batches.values())
 
@@ -69,3 +70,97 @@ def test_all_replicas_die_and_the_job_ends_with_the_bits_of_one_that_ran_through
 def manifest(job: Job, step: int) -> dict[str, object]:
     loaded: dict[str, object] = json.loads((job.path / "checkpoints" / f"step-{step:09d}" / "ftar.json").read_text())
     return loaded
+
+
+MOMENTS = ("checkpoint-copied", "checkpoint-write", "checkpoint-joined", "checkpoint-manifest", "checkpoint-published")
+
+
+@pytest.mark.parametrize(
+    "moment", [m if m == "checkpoint-write" else pytest.param(m, marks=pytest.mark.soak) for m in MOMENTS]
+)
+def test_a_writer_that_dies_while_it_writes_is_replaced_and_what_it_left_never_loaded(job: Job, moment: str) -> None:
+    """r2 has the turn of step 20, r0 that of step 30 (test_checkpoint_files.py)."""
+    names = ("r0", "r1", "r2")
+    job.coordinator(replicas=3)
+    skip = ",skip=3" if moment == "checkpoint-write" else ""  # some tensors are written, others not
+    job.start("r0", "r1", steps=400, step_ms=20, checkpoint=checkpoints(job, at_end=False))
+    job.start(
+        "r2",
+        steps=400,
+        step_ms=20,
+        checkpoint=checkpoints(job, at_end=False),
+        environment={"FTAR_BREAKPOINTS": f"{moment},step=20{skip}"},
+    )
+    assert job.exit_code("r2") == -9, job.logs()
+    wait_written(job, 20)
+    assert manifest(job, 20)["replica"] == ("r2" if moment == "checkpoint-published" else "r0")
+    wait_written(job, 30)
+    assert not [p.name for p in (job.path / "checkpoints").glob(".step-*20.*")], "the next writer has tidied up"
+    for name in ("r0", "r1"):
+        job.kill(name)
+    found = written(job)[-1]
+    job.start(*names, steps=found + 5, step_ms=5, checkpoint=checkpoints(job))
+    job.assert_finished(*names)
+    job.assert_identical(*names)
+    assert {line["step"] for name in names for line in job.lines(name, "restored")} == {found}
+
+
+def test_another_number_of_replicas_goes_on_and_a_damaged_checkpoint_is_passed_by(job: Job) -> None:
+    job.coordinator(replicas=2)
+    job.start("r0", "r1", steps=400, step_ms=20, checkpoint=checkpoints(job, keep=100))
+    wait_written(job, 30)
+    for name in ("r0", "r1"):
+        job.kill(name)
+    job.kill_coordinator()
+    found = written(job)[-1]
+    for newest in written(job)[-1:]:
+        with (job.path / "checkpoints" / f"step-{newest:09d}" / "__0_0.distcp").open("r+b") as file:
+            file.seek(700)
+            file.write(b"\xff\xff\xff\xff")
+    job.coordinator(replicas=3, options=("--new", "--store", str(job.path / "another")))
+    names = ("r0", "r1", "r2")
+    job.start(*names, steps=found + 3, step_ms=5, checkpoint=checkpoints(job, at_end=False))
+    job.assert_finished(*names)
+    job.assert_identical(*names)
+    assert {line["step"] for name in names for line in job.lines(name, "restored")} == {found - 10}, job.logs()
+    assert "SHA-256" in job.lines("r0", "checkpoint-damaged")[-1]["reason"]
+    since = found - 10
+    assert set(trained(job, names, since).values()) == {1}
+    assert len(trained(job, names, since)) == 2 * since + 3 * 13
+
+
+def test_a_disk_that_is_full_costs_the_checkpoint_and_nothing_else(job: Job) -> None:
+    job.coordinator(replicas=1)
+    job.start("r0", steps=45, step_ms=5, width=4000, file_bytes=100_000, checkpoint=checkpoints(job, at_end=False))
+    job.assert_finished("r0")
+    assert [line["step"] for line in job.lines("r0", "step")] == list(range(1, 46))
+    failed = job.lines("r0", "checkpoint-failed")
+    assert failed
+    assert "large" in failed[0]["reason"]
+    assert written(job) == []
+    assert not list((job.path / "checkpoints").glob(".step-*"))
+    assert "checkpoint.failed" in (job.path / "coordinator.log").read_text()
+
+
+def test_a_second_job_is_kept_out_of_the_directory(job: Job, tmp_path: Path) -> None:
+    job.coordinator(replicas=1)
+    job.start("r0", steps=4000, step_ms=5, checkpoint=checkpoints(job))
+    wait_written(job, 10)
+    other = Job(tmp_path / "other")
+    try:
+        other.coordinator(replicas=1)
+        other.start("r0", steps=40, step_ms=5, checkpoint=checkpoints(job, restore=True))
+        assert other.exit_code("r0") == 77
+        assert "is in use by job t (coordinator" in other.logs()
+    finally:
+        other.close()
+
+
+def test_another_model_is_refused_by_name(job: Job) -> None:
+    job.coordinator(replicas=1)
+    job.start("r0", steps=12, step_ms=5, checkpoint=checkpoints(job))
+    job.assert_finished("r0")
+    job.coordinator(replicas=1, options=("--new", "--store", str(job.path / "another")))
+    job.start("r0", steps=40, width=25, checkpoint=checkpoints(job))
+    assert job.exit_code("r0") == 77
+    assert "tensor model.0.bias: torch.float32 (25,) here, torch.float32 (24,) in the checkpoint" in job.logs()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -79,6 +80,7 @@ class Recipe:
     patient: bool = False  # a busy machine is no dead rail
     namespace: str = ""  # network namespace to enter, a path
     checkpoint: ftar_core.Checkpoint | None = None
+    file_bytes: int = 0  # no file of this process grows beyond (RLIMIT_FSIZE): a disk that is full
 
 
 def model_of(width: int, seed: int) -> nn.Sequential:
@@ -138,6 +140,8 @@ def jump() -> None:
 def train(recipe: Recipe) -> None:
     if recipe.clock_jumps:
         jump()
+    if recipe.file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (recipe.file_bytes, recipe.file_bytes))
     inputs, targets = data()
     model = model_of(recipe.width, recipe.seed)
     if recipe.frozen_width:

@@ -91,7 +91,7 @@ class Keeper:
         self._entered = True
 
     def stepped(self, commit: Commit, whole: bool) -> None:
-        """The update of a step has run. `whole`: it did not leave gradients of an update behind that takes more steps."""
+        """The update of a step has run. `whole`: no gradients wait for an update that takes several steps."""
         before, every = self._whole, self.options.steps
         if not whole:
             return
@@ -248,10 +248,14 @@ class Keeper:
         )
 
     def _failed(self, task: Task, error: Exception) -> None:
-        reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
-        if not isinstance(error, OSError | FtarError):
+        of_system = _of_system(error)
+        if of_system is not None:
+            reason = f"{of_system.filename or self.options.path}: {of_system.strerror or of_system}"
+        elif isinstance(error, FtarError):
+            reason = str(error)
+        else:
             log.exception("checkpoint of step %d", task.order.step)
-            reason = f"{type(error).__name__}: {reason}"
+            reason = f"{type(error).__name__}: {error}"
         log.warning("no checkpoint of step %d: %s; training goes on", task.order.step, reason)
         self._tell(CheckpointNotice(step=task.order.step, problem=reason[:500], path=str(self.options.path)[:500]))
         self._journal.write("checkpoint-failed", {"step": task.order.step, "reason": reason})
@@ -282,3 +286,10 @@ class Keeper:
         """Of anybody who writes this checkpoint."""
         directory, step = self.options.path, task.order.step
         return [writing.progress_of(directory / writing.part_name(step, name, life)) for name, life in task.order.lives]
+
+
+def _of_system(error: BaseException | None) -> OSError | None:
+    """What a disk has said: torch raises an error of its own on the way out of a file that could not be written."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error

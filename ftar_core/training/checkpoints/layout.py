@@ -39,8 +39,8 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`step`: the state is that after this one, which `contributors` made in (`term`, `epoch`). `written`: Unix seconds,
-    for people. `data`: which batches are trained. `rng`: what is kept of random generators, in words."""
+    """`step`: the state is that after this one, which `contributors` made in (`term`, `epoch`). `written`: Unix
+    seconds, for people. `data`: which batches are trained. `rng`: what is kept of random generators, in words."""
 
     schema: int = SCHEMA
     ftar_core: str
@@ -143,8 +143,8 @@ def read_manifest(path: Path) -> Manifest:
         made = msgspec.json.decode(text, type=_Schema)
         if made.schema > SCHEMA:
             raise CheckpointError(
-                f"checkpoint {path} was made by ftar_core {made.ftar_core} (schema {made.schema}), this one reads schema "
-                f"{SCHEMA}",
+                f"checkpoint {path} was made by ftar_core {made.ftar_core} (schema {made.schema}), this one reads "
+                f"schema {SCHEMA}",
                 hint=f"install ftar_core {made.ftar_core} or newer, or move that checkpoint away to use an older one",
             )
         manifest = msgspec.json.decode(text, type=Manifest)

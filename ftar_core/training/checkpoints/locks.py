@@ -58,8 +58,8 @@ class Flock:
 
 
 def hold(directory: Path, owner: str) -> Flock | None:
-    """The lock of a directory, kept until it is closed; None where there are no locks. Raises CheckpointError if another
-    job holds it, OSError."""
+    """The lock of a directory, kept until it is closed; None where there are no locks. Raises CheckpointError if
+    another job holds it, OSError."""
     lock = Flock(directory / "lock")
     try:
         by = time.monotonic() + PATIENCE_S

@@ -19,8 +19,8 @@ MOST_S = 30 * 86400.0
 class Checkpoint:
     """`Session(model, optimizer, checkpoint=ftar_core.Checkpoint("/shared/run7", every=100))`.
 
-    `directory`: of this job alone, seen by all replicas; it is made if it is not there. `every`: so many steps, or a time
-    ("10min", a timedelta), which the coordinator measures. `keep`: the newest so many are kept, older ones removed.
+    `directory`: of this job alone, seen by all replicas; it is made if it is not there. `every`: so many steps, or a
+    time ("10min", a timedelta), which the coordinator measures. `keep`: the newest so many stay, older ones go.
     `at_end`: one more behind the job's last step. `restore`: a job of which nobody has state any more goes on from the
     newest one that is complete. `takeover_s`: when nothing has been written for so long, another replica does it.
 

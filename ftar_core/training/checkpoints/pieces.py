@@ -1,8 +1,8 @@
 """A rank's part of a sharded tensor, as torch.distributed.checkpoint wants to see it.
 
-The format's planners ask a tensor for its chunks (`torch.distributed._checkpointable`); a DTensor answers from its mesh.
-A snapshot is no DTensor any more, it is bytes in host memory, so it answers with what was written down when it was
-made. Nothing of this needs a process group: ranks write and read without a collective beside the training's own.
+The format's planners ask a tensor for its chunks (`torch.distributed._checkpointable`); a DTensor answers from its
+mesh. A snapshot is no DTensor any more, it is bytes in host memory, so it answers with what was written down when it
+was made. Nothing of this needs a process group: ranks write and read without a collective beside the training's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A checkpoint back into live parts: compared with them first, verified as it is read, and loaded only when all is well.
+"""A checkpoint back into live parts: compared with them, verified as it is read, and loaded only when all is well.
 
-The state that is written is that of a whole replica, so it fits replicas of any number, and of any number of ranks: each
-rank reads the parts of tensors that are its own (torch.distributed.checkpoint's resharding), and the digests of the files
-that these are in are checked before a byte of them is used.
+The state that is written is that of a whole replica, so it fits replicas of any number, and of any number of ranks:
+each rank reads the parts of tensors that are its own (torch.distributed.checkpoint's resharding), and the digests of
+the files that these are in are checked before a byte of them is used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -83,7 +84,7 @@ def load(path: Path, manifest: Manifest, parts: Mapping[str, Stateful], names: t
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 no_dist=True,
             )
-    except Exception as error:  # noqa: BLE001  # torch wraps what happened in an error of its own
+    except (Exception, CheckpointException) as error:  # noqa: BLE001  # torch's own, which is no Exception, holds the cause
         raise (damage[0] if damage else Damaged(f"it cannot be read: {_innermost(error)}")) from None
     tensors = {name: _as_shard(value, live.tensors, name, names) for name, value in templates.items()}
     return Loaded(manifest.step, path, tree.by_number(tree.unflatten(kept, tensors), names))
@@ -121,8 +122,8 @@ _HINT = "give this model a checkpoint directory of its own, or start with the mo
 
 
 def _alike(name: str, item: TensorStorageMetadata, live: Mapping[str, object], names: tree.Names) -> object:
-    """What tells how a tensor is spread over the ranks: this rank's own of that name; in an optimizer that has none yet,
-    the parameter, if what is kept has its shape."""
+    """What tells how a tensor is spread over the ranks: this rank's own of that name; in an optimizer that has none
+    yet, the parameter, if what is kept has its shape."""
     if name in live:
         return live[name]
     for part, parameters in names.items():

@@ -1,8 +1,9 @@
 """Who writes a checkpoint: decided alike by all replicas from what they all know. Pure.
 
-In data parallel every replica holds the state already, so a copy in peers' memory is there at the end of each step; what
-it lacks is to stand still. Therefore every replica keeps a snapshot of its own until the checkpoint is on disk. One of
-them writes, another one each time; when it is lost, or nothing is written for too long, the next in the same order does.
+In data parallel every replica holds the state already, so a copy in peers' memory is there at the end of each step;
+what it lacks is to stand still. Therefore every replica keeps a snapshot of its own until the checkpoint is on disk. One
+of them writes, another one each time; when it is lost, or nothing is written for too long, the next in the same order
+does.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Order:
 
 
 def order_of(step: int, every: int, contributors: Sequence[str], lives: Mapping[str, int]) -> Order:
-    """`every`: steps between checkpoints, 0 where they are made by time. `lives`: incarnation of each replica that is in
-    the job behind this step; whoever left with it has nothing to write any more."""
+    """`every`: steps between checkpoints, 0 where they are made by time. `lives`: incarnation of each replica that is
+    in the job behind this step; whoever left with it has nothing to write any more."""
     turn = step // every if every else step
     ring = [contributors[(turn + place) % len(contributors)] for place in range(len(contributors))]
     return Order(step, tuple((name, lives[name]) for name in ring if name in lives))
