@@ -101,6 +101,9 @@ class Leader:
     def follow_sources(self, order: FollowSources) -> None:
         pass
 
+    def restore(self) -> None:
+        pass
+
     def waiting(self, reason: str) -> None:
         pass
 

@@ -41,6 +41,7 @@ class ShardedRecipe:
     nan_at: int = 0  # the loss of rank 1 is not finite at this step
     fail_update_at: int = 0
     sharded: bool = True
+    checkpoint: ftar_core.Checkpoint | None = None
     turns: Path | None = None  # where each turn of the loop writes its process and step
 
 
@@ -80,6 +81,7 @@ def train(recipe: ShardedRecipe) -> None:
         optimizer,
         update=update,
         last_step=recipe.steps,
+        checkpoint=recipe.checkpoint,
         options=TrainingOptions(bucket_bytes=64),
         link_options=links,
     )

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 import ftar_core
 from ftar_core.training.checkpoints.layout import steps_in
@@ -163,4 +165,25 @@ def test_another_model_is_refused_by_name(job: Job) -> None:
     job.coordinator(replicas=1, options=("--new", "--store", str(job.path / "another")))
     job.start("r0", steps=40, width=25, checkpoint=checkpoints(job))
     assert job.exit_code("r0") == 77
-    assert "tensor model.0.bias: torch.float32 (25,) here, torch.float32 (24,) in the checkpoint" in job.logs()
+    assert written(job) == [10, 12]
+    assert "tensor model.0.weight: torch.float32 (25, 8) here, torch.float32 (24, 8) in the checkpoint" in job.logs()
+
+
+def test_ranks_write_their_shards_and_another_number_of_ranks_loads_them(job: Job) -> None:
+    """Shards of different sizes, one of them empty."""
+    job.coordinator(replicas=1)
+    job.start_team("r0", ranks=2, steps=12, checkpoint=checkpoints(job))
+    job.assert_finished("r0/0", "r0/1")
+    assert written(job) == [10, 12]
+    path = job.path / "checkpoints" / "step-000000012"
+    assert {p.name for p in path.iterdir()} >= {"__0_0.distcp", "__1_0.distcp", ".metadata", "ftar.json"}
+    whole = torch.load(job.path / "r0.0.pt")
+    state = {"model": {name: torch.zeros_like(tensor) for name, tensor in whole.items()}}
+    dcp.load(state, checkpoint_id=path, no_dist=True)
+    assert all(torch.equal(state["model"][name], tensor) for name, tensor in whole.items())
+
+    job.coordinator(replicas=1, options=("--new", "--store", str(job.path / "another")))
+    job.start_team("r0", ranks=1, steps=14, checkpoint=checkpoints(job))
+    job.assert_finished("r0/0")
+    assert [line["step"] for line in job.lines("r0", "restored")] == [12], job.logs()
+    assert [line["step"] for line in job.lines("r0", "step")][-2:] == [13, 14]

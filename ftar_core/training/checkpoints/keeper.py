@@ -23,7 +23,7 @@ from ftar_core.errors import FtarError
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.settings import Settings
 from ftar_core.training.checkpoints import locks, tree, writing
-from ftar_core.training.checkpoints.layout import Manifest
+from ftar_core.training.checkpoints.layout import Manifest, part_name
 from ftar_core.training.checkpoints.options import Checkpoint
 from ftar_core.training.checkpoints.turns import Order, is_mine, order_of
 from ftar_core.training.journal import Journal
@@ -115,7 +115,8 @@ class Keeper:
         order = order_of(step, self.options.steps, contributors, self._lives())
         with self._changed:
             busy = self._working
-            if busy is not None and busy.borrower.held is not None and self._writes(busy):
+            last = commit is not None and commit.last  # it waits its turn: nobody is in a hurry any more
+            if busy is not None and busy.borrower.held is not None and self._writes(busy) and not last:
                 log.warning("no checkpoint of step %d: that of step %d is still being written", step, busy.order.step)
                 return
             borrower = Borrower(step, patience=PATIENCE)
@@ -209,7 +210,7 @@ class Keeper:
         with writing.begun(target) as lock:
             flat = writing.state_of(held.state, self._names)
             writing.write_part(target, flat)
-            writing.wait_for_ranks(target, self.options.takeover_s, lambda: self._closing)
+            writing.wait_for_ranks(target, self.options.takeover_s, self._superseded)
             writing.join(target)
             passes("checkpoint-joined", task.order.step)
             manifest = writing.publish(target, lock, lambda files: self._manifest(task, flat, files))
@@ -285,7 +286,7 @@ class Keeper:
     def _progress(self, task: Task) -> object:
         """Of anybody who writes this checkpoint."""
         directory, step = self.options.path, task.order.step
-        return [writing.progress_of(directory / writing.part_name(step, name, life)) for name, life in task.order.lives]
+        return [writing.progress_of(directory / part_name(step, name, life)) for name, life in task.order.lives]
 
 
 def _of_system(error: BaseException | None) -> OSError | None:

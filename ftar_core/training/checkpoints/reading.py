@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from ftar_core.errors import CheckpointError, StateMismatch
 from ftar_core.training.checkpoints import tree
@@ -27,6 +27,13 @@ from ftar_core.training.checkpoints.pieces import Piece
 from ftar_core.training.restore import Shard, load_tree
 from ftar_core.training.shards import is_sharded, local, place_of, placement
 from ftar_core.training.state import Stateful
+
+
+class _Planner(DefaultLoadPlanner):
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        found = self.state_dict[index.fqn]
+        tensor: torch.Tensor = found.tensor if isinstance(found, Piece) else super().lookup_tensor(index)
+        return tensor
 
 
 class Damaged(CheckpointError):
@@ -78,10 +85,10 @@ def load(path: Path, manifest: Manifest, parts: Mapping[str, Stateful], names: t
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group: none is wanted
-            dcp.load(
+            state_dict_loader.load(
                 values,
                 storage_reader=Reader(path, metadata, before),
-                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                planner=_Planner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 no_dist=True,
             )
     except (Exception, CheckpointException) as error:  # noqa: BLE001  # torch's own, which is no Exception, holds the cause

@@ -1,9 +1,9 @@
 """Who writes a checkpoint: decided alike by all replicas from what they all know. Pure.
 
 In data parallel every replica holds the state already, so a copy in peers' memory is there at the end of each step;
-what it lacks is to stand still. Therefore every replica keeps a snapshot of its own until the checkpoint is on disk. One
-of them writes, another one each time; when it is lost, or nothing is written for too long, the next in the same order
-does.
+what it lacks is to stand still. Therefore every replica keeps a snapshot of its own until the checkpoint is on disk.
+One of them writes, another one each time; when it is lost, or nothing is written for too long, the next in the same
+order does.
 """
 
 from __future__ import annotations

@@ -22,7 +22,12 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -88,6 +93,10 @@ class _Planner(DefaultSavePlanner):
             self.state_dict = {name: value for name, value in self.state_dict.items() if isinstance(value, Piece)}
         return super().create_local_plan()
 
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self.state_dict[index.fqn]
+        return found.tensor if isinstance(found, Piece) else super().lookup_object(index)
+
     def resolve_data(self, write_item: WriteItem) -> Any:
         passes("checkpoint-write", self._step)
         return super().resolve_data(write_item)
@@ -141,7 +150,7 @@ def join(target: Target) -> Metadata:
         written += [WriteResult(index, stored.length, stored) for index, stored in (part.storage_data or {}).items()]
         for name, item in part.state_dict_metadata.items():
             known = joined.setdefault(name, item)
-            if known is not item and isinstance(known, TensorStorageMetadata):
+            if known is not item and isinstance(item, TensorStorageMetadata):
                 known.chunks.extend(item.chunks)
     for name, item in joined.items():
         if isinstance(item, BytesStorageMetadata):
@@ -209,7 +218,7 @@ def wait_for_ranks(target: Target, patience_s: float, stop: Callable[[], bool]) 
         if found != seen:
             seen, since = found, now
         if stop():
-            raise CheckpointError("this process ends")
+            raise CheckpointError("a newer one is due, or this process ends, before all ranks have written")
         if now - since > patience_s:
             names = ", ".join(map(str, missing[:8]))
             raise CheckpointError(f"rank {names} of {target.replica} has written nothing for {patience_s:g} s")
