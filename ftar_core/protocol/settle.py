@@ -78,7 +78,12 @@ def try_start(job: Job, now: float) -> None:
 def holders(job: Job) -> list[Replica]:
     """Connected replicas that may begin the job: as they were initialised, or with the state of a checkpoint."""
     here = [r for r in job.table if r.conn is not None and r.hello is not None]
-    return [r for r in here if _report(r).step > 0 and _report(r).epoch == NO_EPOCH and _report(r).deal is not None]
+    return [r for r in here if _begins(_report(r))]
+
+
+def _begins(report: Report) -> bool:
+    """(A shadow's report is of no epoch either, but says nothing of what is to be dealt.)"""
+    return report.epoch == NO_EPOCH and (report.step == 1 or (report.step > 1 and report.deal is not None))
 
 
 def _begin_with(job: Job, here: list[Replica], why: str, now: float) -> None:
@@ -121,7 +126,6 @@ def _begin_with(job: Job, here: list[Replica], why: str, now: float) -> None:
             )
             mine = (_report(replica).step, _report(replica).state_digest)
             admit_shadow(job, replica, full if mine == (step, digest) else other, now)
-    job.timers["sort"] = now
 
 
 def _report(replica: Replica) -> Report:
@@ -233,6 +237,7 @@ def _start_over(job: Job, now: float) -> bool:
     lost = max(0, basis.first_step - _report(max(here, key=lambda r: _report(r).step)).step)
     since = f", {lost} steps or more are trained again" if lost else ""
     _begin_with(job, here, f"nobody of epoch {basis.epoch.id} is left: the job goes on{since}", now)
+    job.timers["sort"] = now
     return True
 
 
