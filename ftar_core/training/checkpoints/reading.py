@@ -30,6 +30,13 @@ from ftar_core.training.state import Stateful
 
 
 class _Planner(DefaultLoadPlanner):
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """torch's own replaces every value by None that is no tensor of its kinds."""
+        self.state_dict, self.original_state_dict = state_dict, state_dict
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         found = self.state_dict[index.fqn]
         tensor: torch.Tensor = found.tensor if isinstance(found, Piece) else super().lookup_tensor(index)
@@ -58,7 +65,8 @@ class Loaded:
 
 
 def load(path: Path, manifest: Manifest, parts: Mapping[str, Stateful], names: tree.Names) -> Loaded:
-    """Raises Damaged; StateMismatch for a checkpoint of another model, which names the first difference."""
+    """Raises Damaged; StateMismatch for a checkpoint of another model, which names the first difference; CheckpointError
+    for what torch cannot read."""
 
     def check(files: list[str]) -> None:
         for name in files:
@@ -92,7 +100,12 @@ def load(path: Path, manifest: Manifest, parts: Mapping[str, Stateful], names: t
                 no_dist=True,
             )
     except (Exception, CheckpointException) as error:  # noqa: BLE001  # torch's own, which is no Exception, holds the cause
-        raise (damage[0] if damage else Damaged(f"it cannot be read: {_innermost(error)}")) from None
+        if damage:
+            raise damage[0] from None
+        raise CheckpointError(  # its bytes are right, so falling back to an older one would only hide the reason
+            f"checkpoint {path} cannot be read: {_innermost(error)}",
+            hint=f"it was written with torch {manifest.torch}: use that, or move it away to use an older one",
+        ) from None
     tensors = {name: _as_shard(value, live.tensors, name, names) for name, value in templates.items()}
     return Loaded(manifest.step, path, tree.by_number(tree.unflatten(kept, tensors), names))
 

@@ -74,6 +74,7 @@ class Restorer:
 
     def _newest(self, bound: int | None) -> Loaded | None:
         """The newest one up to `bound` that is complete and whose bytes are right."""
+        passed = ""
         for step in reversed(self._steps()):
             if bound is not None and step > bound:
                 continue
@@ -88,4 +89,10 @@ class Restorer:
                     mark_damaged(found.path, problem)
             log.warning("checkpoint %s is passed by: %s", complete_name(step), problem)
             self._journal.write("checkpoint-damaged", {"step": step, "reason": problem})
+            passed = f"{complete_name(step)}: {problem}"
+        if passed:
+            raise CheckpointError(
+                f"none of the checkpoints in {self._options.path} can be loaded; the oldest is {passed}",
+                hint="move them away, and the job begins anew",
+            )
         return None
