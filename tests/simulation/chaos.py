@@ -36,16 +36,26 @@ class Outcome:
     steps: int
     ended: str  # "progress", or why the job rightly stands
     faults: int
+    rewound: int = 0  # how often it began again from a checkpoint
 
 
 ROUNDS = (0, 0, 0, 1, 2, 3, 4, 7)
+EVERY = (0, 0, 0, 1, 3)  # steps between checkpoints; 0: there are none
 
 
 class Chaos:
     """One run. The same seed gives the same run. `limit`: the data has so many batches (0: no end). `rounds`: what an
-    update may be of, in batches (0: every step is one)."""
+    update may be of, in batches (0: every step is one). `every`: how many steps may be between checkpoints."""
 
-    def __init__(self, seed: int, *, quiet: bool = True, limit: int = 0, rounds: Sequence[int] = ROUNDS) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        quiet: bool = True,
+        limit: int = 0,
+        rounds: Sequence[int] = ROUNDS,
+        every: Sequence[int] = EVERY,
+    ) -> None:
         self.rng = rng = random.Random(seed)
         self.flips = flips = random.Random(seed ^ 0x466C6970)  # of its own: other histories stay what they were
         self.flips_left = flips.choice((0, 0, 0, 1, 1, 2, 4))
@@ -73,6 +83,7 @@ class Chaos:
         self.world = world = World(config, quiet=quiet)
         world.limit = limit
         world.truth.round = random.Random(seed ^ 0x526F756E64).choice(rounds)
+        world.every = random.Random(seed ^ 0x4469736B).choice(every)
         odd = rng.randrange(3, 9)
         world.finite = lambda step, result: step % odd != 0
         self.world.on_closing = lambda link: None
@@ -110,7 +121,7 @@ class Chaos:
         for _ in range(limit):
             if world.limit and len(world.truth.trained) == world.limit:
                 world.truth.all_dealt(world.limit, set())
-                return Outcome(world.truth.last, "all trained", self.faults)
+                return Outcome(world.truth.last, "all trained", self.faults, world.truth.rewound)
             self._one()
             if world.now >= self.next_look:
                 self._let_in()
@@ -120,8 +131,8 @@ class Chaos:
                 raise Violation(f"E: a false alarm: {world.truth.alarms}")
             if not world.limit and self.world.truth.last >= goal:
                 self._account()
-                return Outcome(self.world.truth.last, "progress", self.faults)
-        return Outcome(self.world.truth.last, self._excuse(), self.faults)
+                return Outcome(self.world.truth.last, "progress", self.faults, world.truth.rewound)
+        return Outcome(self.world.truth.last, self._excuse(), self.faults, world.truth.rewound)
 
     # --- what happens by itself
 
@@ -221,6 +232,10 @@ class Chaos:
                 out.append(life.give_up)
             if life.may_ready():
                 out.append(life.ready)
+            if life.may_write() and self.rng.random() < 0.2:
+                out.append(life.write)
+            if life.may_restore() and self.rng.random() < 0.3:
+                out.append(life.restore)
             if life.may_follow() and self.rng.random() < 0.3:
                 out.append(life.follow)
         return out
@@ -271,6 +286,8 @@ class Chaos:
             self._lose_ring,
             self._new_twin,
         ]
+        if self.world.every:
+            kinds += [self._kill_all, self._kill_all]
         rng.choice(kinds)()
 
     def _living(self) -> list[Life]:
@@ -290,6 +307,11 @@ class Chaos:
         living = self._living()
         for life in self.rng.sample(living, self.rng.randrange(0, len(living) + 1)):
             self.world.say(f"!! {life} is killed, with others")
+            life.die()
+
+    def _kill_all(self) -> None:
+        self.world.say("!! all replicas are killed")
+        for life in self._living():
             life.die()
 
     def _break(self) -> None:
@@ -464,6 +486,9 @@ class Chaos:
         """Why no further step was committed; a Violation if there is no good reason."""
         world = self.world
         alive = [s for s in world.servers if s.alive]
+        if world.disk and not self.wiped:
+            view = alive[-1].machine.view(world.now, world.now) if alive else world.servers[-1].exit
+            raise Violation(f"liveness: checkpoints {sorted(world.disk)} are there, and nobody goes on: {view}")
         if not alive:
             stop = world.servers[-1].exit
             # A twin looks like the restart of a process that is dead; nobody can see that it is only cut off.
@@ -478,12 +503,12 @@ class Chaos:
         )
 
 
-def run(seed: int, limit: int = 0) -> Outcome:
+def run(seed: int, limit: int = 0, every: Sequence[int] = EVERY) -> Outcome:
     """One seed; a Violation carries the history."""
     try:
-        return Chaos(seed, limit=limit).run()
+        return Chaos(seed, limit=limit, every=every).run()
     except Exception as error:
-        again = Chaos(seed, quiet=False, limit=limit)
+        again = Chaos(seed, quiet=False, limit=limit, every=every)
         try:
             again.run()
         except Exception:  # the same one

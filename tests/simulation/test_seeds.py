@@ -18,6 +18,10 @@ def run_with_an_end(seed: int) -> Outcome:
     return run(seed, limit=5 + seed % 90)
 
 
+def run_with_checkpoints(seed: int) -> Outcome:
+    return run(seed, every=(1, 2, 4))
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_cluster_under_random_faults_keeps_one_truth(part: int, request: pytest.FixtureRequest) -> None:
     seeds = request.config.getoption("seeds", DEFAULT_SEEDS)
@@ -40,3 +44,13 @@ def test_data_that_has_an_end_is_trained_to_its_end(part: int, request: pytest.F
         trained = [o for o in outcomes if o.ended == "all trained"]
         # The others stopped because all who held the state were killed, which is the right end for them.
         assert len(trained) > 0.5 * len(outcomes), [o.ended for o in outcomes]
+
+
+def test_a_job_whose_replicas_all_die_goes_on_from_a_checkpoint(request: pytest.FixtureRequest) -> None:
+    """Only if nobody who holds more is here, with nobody who had a part in what is lost, and with every batch of what
+    counts trained once (truth.py)."""
+    seeds = request.config.getoption("seeds", DEFAULT_SEEDS) // 10
+    first = request.config.getoption("first_seed", 0)
+    outcomes = on_all_cores(run_with_checkpoints, range(first, first + seeds))
+    if len(outcomes) >= 40:
+        assert sum(o.rewound for o in outcomes) > 0.03 * len(outcomes), "hardly anything began again"

@@ -56,6 +56,8 @@ class Truth:
     bits: dict[int, dict[tuple[int, int], set[str]]] = field(default_factory=dict)  # step -> what they look like -> who
     alarms: list[tuple[int, str]] = field(default_factory=list)  # before which step, about whom ("": the job)
     round: int = 0  # batches of an update of the parameters; 0: each step is one
+    undone: set[tuple[str, int]] = field(default_factory=set)  # lives with a part in steps that count no more
+    rewound: int = 0  # how often the job has begun again from a checkpoint
 
     def commit(self, who: str, step: int, result: Result, verdict: str, connected: bool) -> None:
         """`who` applies `step`."""
@@ -93,6 +95,8 @@ class Truth:
         if len(set(replicas)) != len(replicas):
             raise Violation(f"D: two lives of one replica contribute to step {step}: {names(result)}")
         for replica, incarnation, batch in result:
+            if (replica, incarnation) in self.undone:
+                raise Violation(f"D: {replica}#{incarnation} of a history that was given up contributes to step {step}")
             before = self.part_until.get((replica, incarnation), step - 1)
             if before != step - 1:
                 raise Violation(f"D: {replica}#{incarnation} was out since step {before + 1}, contributes to {step}")
@@ -106,6 +110,18 @@ class Truth:
             raise Violation(f"data: step {step} was committed without any data")
         self.committed[step] = result
         self.verdicts[step] = verdict
+
+    def rewind(self, step: int, kept: Sequence[tuple[Result, str, object]]) -> None:
+        """All who held more are lost: the job goes on from the state after `step` of a checkpoint, whose history is
+        `kept`. What was committed behind it has not happened, and nobody who had a part in that comes back."""
+        if len(kept) != step or [r for r, _, _ in kept] != [self.committed[s] for s in range(1, step + 1)]:
+            raise Violation(f"A: the job begins with a checkpoint of step {step} that is not of its history")
+        self.undone |= {life for life, last in self.part_until.items() if last > step}
+        self.part_until = {life: last for life, last in self.part_until.items() if last <= step}
+        for later in [s for s in self.committed if s > step]:
+            del self.committed[later], self.verdicts[later]
+        self.trained = {batch: at for batch, at in self.trained.items() if at <= step}
+        self.rewound += 1
 
     def change(self, who: str, step: int, connected: bool, epoch: EpochInfo) -> None:
         """`who` takes another membership for `step`."""

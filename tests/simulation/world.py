@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ftar_core.protocol.accounting import Accounting, Saved
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.coordinator import Coordinator
@@ -28,6 +30,7 @@ from ftar_core.protocol.effects import (
     PrepareRing,
     Reconnect,
     Reply,
+    RestoreState,
     Send,
     SendHello,
     SendOutdated,
@@ -48,6 +51,7 @@ from ftar_core.protocol.events import (
     OutdatedSeen,
     Received,
     RecordFailed,
+    Restored,
     RingReady,
     ShadowAt,
     StepReduced,
@@ -58,9 +62,10 @@ from ftar_core.protocol.record import Claim, Record
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
 from ftar_core.wire.messages import Deal, EpochInfo, Hello, MemberInfo, Message, OpReply, OpRequest
 
-from .truth import ROTATION, Result, Truth, balanced
+from .truth import ROTATION, Result, Truth, Violation, balanced
 
 INITIAL = "initial state"
+Kept = tuple[tuple[tuple[Result, str, EpochId], ...], Deal]  # a checkpoint: its history, and from where to deal
 SAVED_EVERY = 25  # events
 
 
@@ -164,6 +169,7 @@ class Server:
     def _one(self, effect: CoordinatorEffect) -> bool:
         match effect:
             case Persist(record):
+                before = self.store.record
                 outcome = self.store.write(record)
                 if outcome == "fenced":
                     self.crash("its store belongs to a newer coordinator")
@@ -173,6 +179,8 @@ class Server:
                     self._carry_out(self.machine.handle(RecordFailed("no space left"), self.world.now))
                     return False
                 self.world.say(f"{self.name}: record epoch {record.epoch.id} {record.epoch.names()}")
+                if before is None or before.epoch.id != record.epoch.id:  # not just checked whether it is there
+                    self._begins_again(record)
             case Send(conn, message):
                 link = self.links.get(conn)
                 if link is not None and not link.broken:
@@ -197,6 +205,21 @@ class Server:
                 return False
         return True
 
+    def _begins_again(self, record: Record) -> None:
+        """A record of a step that was committed already: from a checkpoint. Nobody who is here may hold more."""
+        truth, kept = self.world.truth, self.world.disk.get(record.first_step - 1)
+        if record.first_step > truth.last or kept is None:
+            return  # where it is no checkpoint, the commits show it
+        members = {(m.replica, m.incarnation) for m in record.epoch.members}
+        for link in self.links.values():
+            life = link.life
+            there = life.alive and link.server_open and not link.broken
+            newest = len(life.history) == truth.last and (life.epoch is not None or life.told == truth.last)
+            if there and newest and (life.name, life.member.incarnation) not in members:
+                raise Violation(f"{self.name} begins again at step {record.first_step} although {life} is here")
+        self.world.say(f"{self.name} begins again behind step {record.first_step - 1}, {truth.last} was the last")
+        truth.rewind(record.first_step - 1, kept[0])
+
     def crash(self, why: str) -> None:
         self.world.say(f"{self.name}: {why}")
         self.alive = False
@@ -220,9 +243,19 @@ class Life:
     def __init__(self, world: World, name: str, initial: str = INITIAL) -> None:
         self.world, self.name = world, name
         start = Deal(batches={}, cursor=0, limit=world.limit, round=world.truth.round)
+        self.initial, self.start = initial, start
         self.member = Member(
-            world.config.job, name, world.now, world.config.member_wait_s, initial, start=start, in_place=True
+            world.config.job,
+            name,
+            world.now,
+            world.config.member_wait_s,
+            initial,
+            start=start,
+            in_place=True,
+            restores=world.every > 0,
         )
+        self.looks = False  # for a checkpoint
+        self.kept: tuple[int, Kept] | None = None  # a snapshot that is not on disk yet
         self.history: list[tuple[Result, str, EpochId]] = []  # of step i+1: result, verdict, committing epoch
         self.link: Link | None = None
         self.alive, self.paused = True, False
@@ -291,11 +324,13 @@ class Life:
                 self.world.truth.change(str(self), step, self._connected(), epoch)
                 self.world.say(f"{self} enters {epoch.id} {epoch.names()} at step {step}")
                 self.epoch, self.step, self.deal = epoch, step, deal
-                self.contributed, self.result, self.preparing = False, None, None
+                self.contributed, self.result, self.preparing, self.looks = False, None, None, False
             case ApplyCommit(commit):
                 self._apply(commit)
+            case RestoreState():
+                self.looks = True
             case FollowSources(sources, fresh):
-                self.sources, self.following = sources, True
+                self.sources, self.following, self.looks = sources, True, False
                 if fresh:
                     self.world.say(f"{self} forgets the state after step {len(self.history)}")
                     self.history, self.told = [], -1
@@ -309,6 +344,7 @@ class Life:
                 self.world.stood_down += 1
                 self.epoch, self.deal, self.contributed, self.result, self.preparing = None, None, False, None, None
                 self.produced, self.sources, self.following, self.told = (0, None), (), False, -1
+                self.looks, self.kept = False, None
             case End() as end:
                 self.world.say(f"{self} ends ({end.exit_code}): {end.reason}")
                 self.exit = end
@@ -334,6 +370,11 @@ class Life:
         self.world.deals[step + 1] = commit.deal
         self.history.append((result, commit.verdict.value, epoch))
         self.step, self.deal, self.contributed, self.result = step + 1, commit.deal, False, None
+        deal = commit.deal
+        if self.world.every and step % self.world.every == 0 and deal.left == deal.round:
+            # As a session has it: what was dealt for the next step is not trained.
+            there = msgspec.structs.replace(deal, batches={}, returned=deal.returned + tuple(deal.batches.values()))
+            self.kept = (step, (tuple(self.history), there))
 
     def connect(self, server: Server) -> None:
         """A new connection; the server's challenge comes with it."""
@@ -357,6 +398,29 @@ class Life:
             self.link.up.clear()
         self.hang_up()
         self.world.touched(self)
+
+    # --- checkpoints
+
+    def may_write(self) -> bool:
+        return self.kept is not None and self.alive and not self.paused
+
+    def write(self) -> None:
+        assert self.kept is not None
+        (step, kept), self.kept = self.kept, None
+        if step not in self.world.disk or self.world.truth.committed.get(step) == kept[0][-1][0]:
+            self.world.disk[step] = kept
+            self.world.say(f"{self} writes a checkpoint of step {step}")
+
+    def may_restore(self) -> bool:
+        return self.looks and self.alive and not self.paused
+
+    def restore(self) -> None:
+        self.looks = False
+        step = max(self.world.disk, default=0)
+        history, deal = self.world.disk.get(step, ((), self.start))
+        self.history = list(history)
+        self.world.say(f"{self} looks for a checkpoint: step {step}")
+        self.feed(Restored(step, self.initial if step == 0 else f"after {step}", deal))
 
     # --- session
 
@@ -482,6 +546,8 @@ class World:
         self.history: list[str] = []
         self.last_step_wish = 0
         self.limit = 0  # batches of the data; 0: no end
+        self.every = 0  # steps between checkpoints; 0: there are none
+        self.disk: dict[int, Kept] = {}
         self.finite: Callable[[int, Result], bool] = lambda step, result: True
         self.infinite_flips = False  # what a flip makes of a result is not finite
         self.on_touch: Callable[[object], None] = lambda who: None

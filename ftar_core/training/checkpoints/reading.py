@@ -65,8 +65,8 @@ class Loaded:
 
 
 def load(path: Path, manifest: Manifest, parts: Mapping[str, Stateful], names: tree.Names) -> Loaded:
-    """Raises Damaged; StateMismatch for a checkpoint of another model, which names the first difference; CheckpointError
-    for what torch cannot read."""
+    """Raises Damaged; StateMismatch for a checkpoint of another model, which names the first difference;
+    CheckpointError for what torch cannot read."""
 
     def check(files: list[str]) -> None:
         for name in files:
