@@ -226,7 +226,7 @@ def _start_over(job: Job, now: float) -> bool:
     them; elsewhere all replicas that are wanted must be here, or the time is up in which a job starts, or the operator
     has decided."""
     basis = job.basis
-    if basis is None or job.finishing or any(s.report.epoch != NO_EPOCH for s in job.standings.values()):
+    if basis is None or job.finishing or any(_knows_more(basis, n, s) for n, s in job.standings.items()):
         return False
     here = [r for r in holders(job) if _report(r).step > 1]
     replaced = _all_replaced(job) and not any(r.conn is not None and looks_for_one(r) for r in job.table)
@@ -239,6 +239,12 @@ def _start_over(job: Job, now: float) -> bool:
     _begin_with(job, here, f"nobody of epoch {basis.epoch.id} is left: the job goes on{since}", now)
     job.timers["sort"] = now
     return True
+
+
+def _knows_more(basis: Basis, name: str, standing: Standing) -> bool:
+    """It is of the recorded epoch, or of a later one. Who was left behind before does not count."""
+    epoch = standing.report.epoch
+    return epoch != NO_EPOCH and ((name, standing.incarnation) in basis.lives() or epoch > basis.epoch.id)
 
 
 def stop_job(job: Job, reason: str) -> None:

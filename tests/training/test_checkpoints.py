@@ -82,7 +82,6 @@ MOMENTS = ("checkpoint-copied", "checkpoint-write", "checkpoint-joined", "checkp
 )
 def test_a_writer_that_dies_while_it_writes_is_replaced_and_what_it_left_never_loaded(job: Job, moment: str) -> None:
     """r2 has the turn of step 20, r0 that of step 30 (test_checkpoint_files.py)."""
-    names = ("r0", "r1", "r2")
     job.coordinator(replicas=3)
     skip = ",skip=3" if moment == "checkpoint-write" else ""  # some tensors are written, others not
     job.start("r0", "r1", steps=400, step_ms=20, checkpoint=checkpoints(job, at_end=False))
@@ -97,8 +96,9 @@ def test_a_writer_that_dies_while_it_writes_is_replaced_and_what_it_left_never_l
     wait_written(job, 20)
     assert manifest(job, 20)["replica"] == ("r2" if moment == "checkpoint-published" else "r0")
     wait_written(job, 30)
-    assert not [p.name for p in (job.path / "checkpoints").glob(".step-*20.*")], "the next writer has tidied up"
-    for name in ("r0", "r1"):
+    until(lambda: not list((job.path / "checkpoints").glob(".step-*20.*")), "the next writer tidies up")
+    names = ("r0", "r1")
+    for name in names:
         job.kill(name)
     found = written(job)[-1]
     job.start(*names, steps=found + 5, step_ms=5, checkpoint=checkpoints(job))
@@ -156,6 +156,29 @@ def test_a_second_job_is_kept_out_of_the_directory(job: Job, tmp_path: Path) -> 
         assert "is in use by job t (coordinator" in other.logs()
     finally:
         other.close()
+
+
+def test_by_time_it_is_the_coordinators_clock_that_says_when(job: Job) -> None:
+    """So all replicas keep the same step, and each finds that the others have written it."""
+    job.coordinator(replicas=2)
+    job.start("r0", "r1", steps=4000, step_ms=20, checkpoint=checkpoints(job, every="0.3s", at_end=False))
+
+    def steps() -> list[int]:
+        return [line["step"] for name in ("r0", "r1") for line in job.lines(name, "checkpoint")]
+
+    until(lambda: len(set(steps())) >= 3, job.logs)
+    assert len(set(steps())) == len(steps()), "no checkpoint is written twice"
+    assert not [line for name in ("r0", "r1") for line in job.lines(name, "checkpoint-failed")], job.logs()
+
+
+def test_a_directory_that_is_none_is_refused_before_anything_is_trained(job: Job) -> None:
+    (job.path / "file").write_text("")
+    job.coordinator(replicas=1)
+    job.start("r0", steps=12, checkpoint=ftar_core.Checkpoint(job.path / "file" / "checkpoints", every=10))
+    assert job.exit_code("r0") == 77, job.logs()
+    assert "Not a directory" in (job.path / "r0.log").read_text()
+    assert "Traceback" not in job.logs()
+    assert job.steps("r0") == []
 
 
 def test_another_model_is_refused_by_name(job: Job) -> None:
