@@ -120,6 +120,8 @@ class Truth:
         self.part_until = {life: last for life, last in self.part_until.items() if last <= step}
         for later in [s for s in self.committed if s > step]:
             del self.committed[later], self.verdicts[later]
+        self.bits = {at: seen for at, seen in self.bits.items() if at <= step}
+        self.alarms = [(at, who) for at, who in self.alarms if at <= step]
         self.trained = {batch: at for batch, at in self.trained.items() if at <= step}
         self.rewound += 1
 

@@ -179,8 +179,8 @@ class Server:
                     self._carry_out(self.machine.handle(RecordFailed("no space left"), self.world.now))
                     return False
                 self.world.say(f"{self.name}: record epoch {record.epoch.id} {record.epoch.names()}")
-                if before is None or before.epoch.id != record.epoch.id:  # not just checked whether it is there
-                    self._begins_again(record)
+                if before is not None and before.epoch.id != record.epoch.id:  # not just looked whether it is there
+                    self._begins_again(before, record)
             case Send(conn, message):
                 link = self.links.get(conn)
                 if link is not None and not link.broken:
@@ -205,17 +205,15 @@ class Server:
                 return False
         return True
 
-    def _begins_again(self, record: Record) -> None:
-        """A record of a step that was committed already: from a checkpoint. Nobody who is here may hold more."""
+    def _begins_again(self, before: Record, record: Record) -> None:
+        """A record of a step that was committed already: from a checkpoint. Nobody who was in the job may be here."""
         truth, kept = self.world.truth, self.world.disk.get(record.first_step - 1)
         if record.first_step > truth.last or kept is None:
             return  # where it is no checkpoint, the commits show it
-        members = {(m.replica, m.incarnation) for m in record.epoch.members}
-        for link in self.links.values():
-            life = link.life
-            there = life.alive and link.server_open and not link.broken
-            newest = len(life.history) == truth.last and (life.epoch is not None or life.told == truth.last)
-            if there and newest and (life.name, life.member.incarnation) not in members:
+        lost = {(m.replica, m.incarnation) for m in before.epoch.members}
+        for life in [link.life for link in self.links.values() if link.server_open and not link.broken]:
+            holds = life.alive and life.epoch is not None and len(life.history) == truth.last
+            if holds and (life.name, life.member.incarnation) in lost:
                 raise Violation(f"{self.name} begins again at step {record.first_step} although {life} is here")
         self.world.say(f"{self.name} begins again behind step {record.first_step - 1}, {truth.last} was the last")
         truth.rewind(record.first_step - 1, kept[0])
@@ -418,7 +416,7 @@ class Life:
         self.looks = False
         step = max(self.world.disk, default=0)
         history, deal = self.world.disk.get(step, ((), self.start))
-        self.history = list(history)
+        self.history, self.flips = list(history), {}
         self.world.say(f"{self} looks for a checkpoint: step {step}")
         self.feed(Restored(step, self.initial if step == 0 else f"after {step}", deal))
 
