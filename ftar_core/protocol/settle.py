@@ -222,14 +222,14 @@ def _undecided(job: Job, decision: Undecided, waited: bool, now: float) -> None:
 
 def _start_over(job: Job, now: float) -> bool:
     """Nobody is left who was in the job. Those who hold a checkpoint go on from it: what was trained since is lost, so
-    first it must be certain that nobody comes back with more. It is where a new process stands in the place of each of
-    them; elsewhere all replicas that are wanted must be here, or the time is up in which a job starts, or the operator
-    has decided."""
+    first nobody may be expected with more. A new process stands in the place of each of them, and there was time for a
+    coordinator of an older term, which may still lead them, to find that it is one; elsewhere all replicas that are
+    wanted must be here, or the time is up in which a job starts, or the operator has decided."""
     basis = job.basis
     if basis is None or job.finishing or any(_knows_more(basis, n, s) for n, s in job.standings.items()):
         return False
     here = [r for r in holders(job) if _report(r).step > 1]
-    replaced = _all_replaced(job) and not any(r.conn is not None and looks_for_one(r) for r in job.table)
+    replaced = job.waited and _all_replaced(job) and not any(r.conn is not None and looks_for_one(r) for r in job.table)
     enough = len(here) >= job.config.replicas and job.waited_long
     late = (job.waited_for_all or job.forced) and len(here) >= job.config.min_replicas
     if not here or not (replaced or enough or late):

@@ -82,6 +82,7 @@ class MemberDelegate(Protocol):
     def stand_down(self, order: StandDown) -> None: ...
     def tell_parts(self, order: TellParts) -> None:
         """Post an Explanation."""
+
     def restore(self) -> None:
         """Nobody holds the job's state: look for a checkpoint, then post Restored."""
 

@@ -212,7 +212,7 @@ class Incidents(Chaos):
     """Kills and drains, one after the other, each when the cluster is whole and its spares are ready."""
 
     def __init__(self, seed: int, *, quiet: bool = True) -> None:
-        super().__init__(seed, quiet=quiet, rounds=(0,))
+        super().__init__(seed, quiet=quiet, rounds=(0,), every=(0,))
         rng = self.rng = random.Random(seed)
         self.wanted, self.extra = rng.choice((2, 3, 4)), rng.choice((1, 1, 2))
         self.names = [f"r{i}" for i in range(self.wanted + self.extra)]
@@ -229,6 +229,7 @@ class Incidents(Chaos):
         for name in self.names:
             world.start_life(name)
         world.finite = lambda step, result: True
+        self.flips_left = 0
         self.drains_only = rng.random() < 0.3
         self.short: dict[int, int] = {}  # incident -> steps that were committed with fewer
         self.drained: list[str] = []

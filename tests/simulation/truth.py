@@ -58,6 +58,7 @@ class Truth:
     round: int = 0  # batches of an update of the parameters; 0: each step is one
     undone: set[tuple[str, int]] = field(default_factory=set)  # lives with a part in steps that count no more
     rewound: int = 0  # how often the job has begun again from a checkpoint
+    term: int = 0  # of the coordinator that did so last: what one of an older term still commits is lost, too
 
     def commit(self, who: str, step: int, result: Result, verdict: str, connected: bool) -> None:
         """`who` applies `step`."""
@@ -111,7 +112,7 @@ class Truth:
         self.committed[step] = result
         self.verdicts[step] = verdict
 
-    def rewind(self, step: int, kept: Sequence[tuple[Result, str, object]]) -> None:
+    def rewind(self, term: int, step: int, kept: Sequence[tuple[Result, str, object]]) -> None:
         """All who held more are lost: the job goes on from the state after `step` of a checkpoint, whose history is
         `kept`. What was committed behind it has not happened, and nobody who had a part in that comes back."""
         if len(kept) != step or [r for r, _, _ in kept] != [self.committed[s] for s in range(1, step + 1)]:
@@ -123,7 +124,7 @@ class Truth:
         self.bits = {at: seen for at, seen in self.bits.items() if at <= step}
         self.alarms = [(at, who) for at, who in self.alarms if at <= step]
         self.trained = {batch: at for batch, at in self.trained.items() if at <= step}
-        self.rewound += 1
+        self.rewound, self.term = self.rewound + 1, term
 
     def change(self, who: str, step: int, connected: bool, epoch: EpochInfo) -> None:
         """`who` takes another membership for `step`."""

@@ -216,7 +216,7 @@ class Server:
             if holds and (life.name, life.member.incarnation) in lost:
                 raise Violation(f"{self.name} begins again at step {record.first_step} although {life} is here")
         self.world.say(f"{self.name} begins again behind step {record.first_step - 1}, {truth.last} was the last")
-        truth.rewind(record.first_step - 1, kept[0])
+        truth.rewind(record.term.number, record.first_step - 1, kept[0])
 
     def crash(self, why: str) -> None:
         self.world.say(f"{self.name}: {why}")
@@ -361,15 +361,18 @@ class Life:
         assert (step, epoch) == (commit.step, commit.epoch), f"{self}: commit {commit.step} of another result"
         assert len(self.history) == step - 1, f"{self} applies step {step} to the state of {len(self.history)}"
         self.world.say(f"{self} commits step {step}: {sorted((r, b) for r, _, b in result)}")
-        self.world.truth.commit(str(self), step, result, commit.verdict.value, self._connected())
-        self.world.truth.same_bits(self.name, step, self.held)
+        lost = epoch.term.number < self.world.truth.term and commit.term.number < self.world.truth.term
+        if not lost:
+            self.world.truth.commit(str(self), step, result, commit.verdict.value, self._connected())
+            self.world.truth.same_bits(self.name, step, self.held)
         if self.spoilt and commit.verdict.value == "apply":
             self.flips.update(dict.fromkeys(range(ROTATION), self.spoilt))  # it is in every parameter now
-        self.world.deals[step + 1] = commit.deal
+        if not lost:
+            self.world.deals[step + 1] = commit.deal
         self.history.append((result, commit.verdict.value, epoch))
         self.step, self.deal, self.contributed, self.result = step + 1, commit.deal, False, None
         deal = commit.deal
-        if self.world.every and step % self.world.every == 0 and deal.left == deal.round:
+        if self.world.every and step % self.world.every == 0 and deal.left == deal.round and not lost:
             # As a session has it: what was dealt for the next step is not trained.
             there = msgspec.structs.replace(deal, batches={}, returned=deal.returned + tuple(deal.batches.values()))
             self.kept = (step, (tuple(self.history), there))
@@ -405,7 +408,7 @@ class Life:
     def write(self) -> None:
         assert self.kept is not None
         (step, kept), self.kept = self.kept, None
-        if step not in self.world.disk or self.world.truth.committed.get(step) == kept[0][-1][0]:
+        if self.world.truth.committed.get(step) == kept[0][-1][0]:
             self.world.disk[step] = kept
             self.world.say(f"{self} writes a checkpoint of step {step}")
 
