@@ -234,6 +234,9 @@ def _start_over(job: Job, now: float) -> bool:
     late = (job.waited_for_all or job.forced) and len(here) >= job.config.min_replicas
     if not here or not (replaced or enough or late):
         return False
+    for replica in list(job.table):  # what a shadow has replayed since it came is no part of the job any more
+        if replica.shadow and replica.conn is not None and replica not in here:
+            job.evict(replica, "the job begins again from a checkpoint", now, rejoin=True, in_place=True)
     lost = max(0, basis.first_step - _report(max(here, key=lambda r: _report(r).step)).step)
     since = f", {lost} steps or more are trained again" if lost else ""
     _begin_with(job, here, f"nobody of epoch {basis.epoch.id} is left: the job goes on{since}", now)
