@@ -84,6 +84,12 @@ POINTS = (
     "serve",
     "replay",
     "promote",
+    "checkpoint-copied",
+    "checkpoint-write",
+    "checkpoint-joined",
+    "checkpoint-manifest",
+    "checkpoint-published",
+    "checkpoint-load",
 )
 
 _ALL = (

@@ -106,10 +106,14 @@ def _value(value: Any) -> str:
 
 
 def settled(ipr: IPRoute, index: int, timeout_s: float = 5.0) -> set[str]:
-    """The picture once no address is being checked for duplicates any more (local routes come after that)."""
+    """The picture once no address is being checked for duplicates any more, and each has its local route: the kernel
+    adds that one a moment later."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if not any((message.get("flags") or 0) & 0x40 for message in ipr.get_addr(index=index)):
+        addresses = ipr.get_addr(index=index, family=10)
+        local = {m.get("dst") for m in ipr.get_routes(family=10, table=255) if m.get("oif") == index}
+        tentative = any((message.get("flags") or 0) & 0x40 for message in addresses)
+        if not tentative and all(message.get("address") in local for message in addresses):
             break
         time.sleep(0.05)
     return picture(ipr, index)

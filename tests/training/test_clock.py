@@ -23,6 +23,7 @@ ROOT = Path(ftar_core.__file__).parent.parent
 DATES = {
     "ftar_core/coordinator/store.py": "when the record was written, for people",
     "ftar_core/runtime/clock.py": "dates of events and of status",
+    "ftar_core/training/checkpoints/keeper.py": "the date in a checkpoint's manifest",
     "ftar_core/training/journal.py": "dates of lines, beside the monotonic time",
     "ftar_core/bench/commit_run.py": "beside the kernel's receive stamps, which are of this clock",
     "ftar_core/bench/commit_ranks.py": "beside the kernel's receive stamps, which are of this clock",
