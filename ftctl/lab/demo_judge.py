@@ -21,6 +21,7 @@ from ftctl.lab.analysis import NotEnough, Step, Worst
 from ftctl.lab.demo_report import Incident
 from ftctl.lab.journal import Journals
 
+WITNESS_LATE_S = 0.25
 STEPS_AFTER = 3  # a membership has settled when it has committed this many steps
 
 
@@ -64,7 +65,7 @@ def judge(journals: Journals, marks: Sequence[Mark], replicas: Sequence[str]) ->
             Incident(
                 kind=mark.kind,
                 target=mark.target,
-                detect_ms=None if detected is None else (detected - mark.start) * 1000.0,
+                detect_ms=None if detected is None else max(0.0, detected - mark.start) * 1000.0,
                 stall_ms=None if worst is None else worst.excess_ms,
                 steps_lost=analysis.steps_lost(journals, survivors, start, end),
                 recover_s=None if recovered is None else recovered - mark.start,
@@ -77,7 +78,9 @@ def judge(journals: Journals, marks: Sequence[Mark], replicas: Sequence[str]) ->
 
 def _detected(journals: Journals, mark: Mark, survivors: Sequence[str]) -> float | None:
     if mark.kind == "rail-down":
-        return analysis.rail_event(journals, mark.watchers, mark.rail, mark.start, state="DOWN")
+        # The links may know before the witness does, who only looks now and then.
+        after = mark.start - WITNESS_LATE_S
+        return analysis.rail_event(journals, mark.watchers, mark.rail, after, state="DOWN")
     if mark.kind == "rail-up":
         return analysis.rail_event(journals, mark.watchers, mark.rail, mark.start)
     if mark.kind == "replica-killed":

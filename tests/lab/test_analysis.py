@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -226,6 +227,14 @@ def test_a_stall_beyond_its_limit_fails(kind: str, limit: float) -> None:
     beyond = Incident(kind, "x", None, limit + 1, 0, 1.0)
     assert within.failures() == []
     assert f"(limit {limit:.0f})" in beyond.failures()[0]
+
+
+def test_links_that_know_before_the_witness_have_noticed_at_once() -> None:
+    job, marks = played()
+    late = replace(marks[0], start=marks[0].start + 0.02)
+    job.write("r0", kind="rail", rail="rail0", state="DOWN", active=False, t_event=late.start + 5.5)
+    incidents, _ = judge(job.journals(), [late], ALL)
+    assert incidents[0].detect_ms == 0.0
 
 
 def test_a_drain_that_repeats_a_step_fails() -> None:
