@@ -9,9 +9,12 @@ A newer agent may know kinds that this list does not have: `ftctl inject KIND --
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 ParamValue = bool | int | float | str
+TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool, "addresses": str}
+MAX_TEXT = 500
 
 # What a fault is aimed at, and how that is named on the command line and in an InjectRequest.
 TARGETS = {
@@ -42,6 +45,23 @@ class Param:
     def option(self) -> str:
         """On the command line."""
         return "--" + self.name.replace("_", "-")
+
+    def problem(self, value: ParamValue) -> str:
+        """What is wrong with a value; empty if nothing is. A whole number will do for a float, never the other way."""
+        wanted = TYPES[self.type]
+        if not (type(value) is wanted or (wanted is float and type(value) is int)):
+            return f"must be {self.type}, not {type(value).__name__}"
+        if isinstance(value, str):
+            if self.choices and value not in self.choices:
+                return f"must be one of {', '.join(self.choices)}"
+            return f"is longer than {MAX_TEXT} characters" if len(value) > MAX_TEXT else ""
+        if not math.isfinite(value):
+            return "must be a finite number"
+        if self.minimum is not None and value < self.minimum:
+            return f"must be at least {self.minimum:g} {self.unit}".rstrip()
+        if self.maximum is not None and value > self.maximum:
+            return f"must be at most {self.maximum:g} {self.unit}".rstrip()
+        return ""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from agents.api.faultspecs import Param, ParamValue
+from agents.api.faultspecs import Param
 from agents.faults.contract import Params, Refusal
 from agents.host.links import Nic, find
 
-TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool, "addresses": str}
 MIN_DEAD_MAN_S = 1.0
-MAX_TEXT = 500
 
 
 @dataclass(frozen=True)
@@ -195,26 +193,7 @@ def check_params(specs: tuple[Param, ...], given: Params) -> Params | Refusal:
         value = given.get(spec.name, spec.default)
         if value is None:
             return Refusal("bad-request", f"parameter {spec.name} is required: {spec.help}")
-        problem = _param_problem(spec, value)
-        if problem:
+        if problem := spec.problem(value):
             return Refusal("bad-request", f"parameter {spec.name} {problem}")
         result[spec.name] = float(value) if spec.type == "float" else value
     return result
-
-
-def _param_problem(spec: Param, value: ParamValue) -> str:
-    wanted = TYPES[spec.type]
-    fits = type(value) is wanted or (wanted is float and type(value) is int)
-    if not fits:
-        return f"must be {spec.type}, not {type(value).__name__}"
-    if isinstance(value, str):
-        if spec.choices and value not in spec.choices:
-            return f"must be one of {', '.join(spec.choices)}"
-        return f"is longer than {MAX_TEXT} characters" if len(value) > MAX_TEXT else ""
-    if not math.isfinite(value):
-        return "must be a finite number"
-    if spec.minimum is not None and value < spec.minimum:
-        return f"must be at least {spec.minimum:g} {spec.unit}".rstrip()
-    if spec.maximum is not None and value > spec.maximum:
-        return f"must be at most {spec.maximum:g} {spec.unit}".rstrip()
-    return ""

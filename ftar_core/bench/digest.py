@@ -15,13 +15,9 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from ftar_core.bench.models import SHAPES, checked
 from ftar_core.bench.report import Column, Help, Report, UsageError, at_most, ended, number, percentile
 
-SHAPES = {  # of the example's model: gradients of 4, 26 and 101 MB
-    "example": {},
-    "26MB": {"layers": 4, "heads": 4, "width": 360},
-    "101MB": {"layers": 8, "heads": 4, "width": 512},
-}
 ROTATION = 64
 COLUMNS = [
     Column("model", "model", 9),
@@ -95,15 +91,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options: Any = parser.parse_args(argv)
     if options.quick:
         options.models, options.rounds = "example", 5
-    options.models = [name.strip() for name in options.models.split(",")]
-    for name in options.models:
-        if name not in SHAPES:
-            raise UsageError(f"--models: there is no {name!r}; there are {', '.join(SHAPES)}")
-    for option, value in (("--batch", options.batch), ("--rounds", options.rounds)):
-        if not 1 <= value <= 100_000:
-            raise UsageError(f"{option}: from 1 to 100000")
-    parsed: argparse.Namespace = options
-    return parsed
+    return checked(options, "batch", "rounds")
 
 
 def run(argv: Sequence[str]) -> int:

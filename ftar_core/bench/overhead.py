@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ftar_core.bench.models import SHAPES, checked
 from ftar_core.bench.nodes import require_drivers
 from ftar_core.bench.peers.forks import Forks
 from ftar_core.bench.peers.signals import ended_by_signal
@@ -27,11 +28,6 @@ RANKS = 2
 JOB = "bench"
 ROUND_S = 600.0
 MIB = 1 << 20
-SHAPES = {  # of the example's model: gradients of 4, 26 and 101 MB
-    "example": {},
-    "26MB": {"layers": 4, "heads": 4, "width": 360},
-    "101MB": {"layers": 8, "heads": 4, "width": 512},
-}
 COLUMNS = [
     Column("model", "model", 9),
     Column("gradient_bytes", "gradients", 11, lambda v: f"{float(v or 0) / 1e6:.0f} MB"),
@@ -123,15 +119,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options: Any = parser.parse_args(argv)
     if options.quick:
         options.models, options.rounds = "example", 5
-    options.models = [name.strip() for name in options.models.split(",")]
-    for name in options.models:
-        if name not in SHAPES:
-            raise UsageError(f"--models: there is no {name!r}; there are {', '.join(SHAPES)}")
-    for option, value in (("--steps", options.steps), ("--rounds", options.rounds)):
-        if not 1 <= value <= 100_000:
-            raise UsageError(f"{option}: from 1 to 100000")
-    parsed: argparse.Namespace = options
-    return parsed
+    return checked(options, "steps", "rounds")
 
 
 def run(argv: Sequence[str]) -> int:

@@ -33,6 +33,12 @@ Tags = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--tag", metavar="TAG", help="Only playbooks with this tag. May be repeated: any of them."),
 ]
+Junit = Annotated[Optional[Path], typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")]  # noqa: UP045
+Html = Annotated[Optional[Path], typer.Option("--html", metavar="FILE", help="Write a report to look at.")]  # noqa: UP045
+Markdown = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--markdown", metavar="FILE", help="Write a summary for a CI job's page."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Of all that is chosen at random; the same seed chooses the same.")]
 
 
@@ -195,12 +201,9 @@ def run(
     tags: Tags = None,
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option("--repeat", help="Instead of the playbook's own number; 0: its own.")] = 0,
-    junit: Annotated[Optional[Path], typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")] = None,  # noqa: UP045
-    html: Annotated[Optional[Path], typer.Option("--html", metavar="FILE", help="Write a report to look at.")] = None,  # noqa: UP045
-    markdown: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--markdown", metavar="FILE", help="Write a summary for a CI job's page."),
-    ] = None,
+    junit: Junit = None,
+    html: Html = None,
+    markdown: Markdown = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--out", metavar="DIR", help="Where journals go [default: the user's state directory]."),
@@ -254,12 +257,9 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, as `chaos list --runs` shows.")
     ],
-    junit: Annotated[Optional[Path], typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")] = None,  # noqa: UP045
-    html: Annotated[Optional[Path], typer.Option("--html", metavar="FILE", help="Write a report to look at.")] = None,  # noqa: UP045
-    markdown: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--markdown", metavar="FILE", help="Write a summary for a CI job's page."),
-    ] = None,
+    junit: Junit = None,
+    html: Html = None,
+    markdown: Markdown = None,
 ) -> ExitCode:
     """Make reports of runs from their journals, also of one whose controller died. Without an option: Markdown."""
     from ftctl.report import markdown as as_markdown

@@ -15,6 +15,7 @@ from ftctl.client.aiming import where_the_coordinator_is, with_addresses
 from ftctl.client.cluster import Agents, Snapshot
 from ftctl.durations import show
 from ftctl.errors import CliError
+from ftctl.exit_codes import ExitCode
 from ftctl.playbook import probing
 from ftctl.playbook import schema as s
 from ftctl.playbook.expressions import Expression
@@ -203,7 +204,7 @@ async def _storm(run: Run, action: s.Storm) -> None:
             aim = await aim_of(run.agents, fault, await run.snapshot(), run.rng)
             await inject(run, fault, aim, "")
         except CliError as error:
-            if run.unknown or error.code == 5:
+            if run.unknown or error.code is ExitCode.IN_FORCE:
                 raise
             run.journal.write("note", text=f"{fault.inject}: {error}")
             run.say(f"{fault.inject}: {error}")

@@ -6,11 +6,10 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from agents.api.faultspecs import SPECS, Param, Spec
-from ftctl.playbook.schema import Fault, Playbook, Scalar
+from agents.api.faultspecs import SPECS, Spec
+from ftctl.playbook.schema import Fault, Playbook
 
 Where = tuple[str | int, ...]
-_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
 
 def problems(playbook: Playbook) -> Iterator[tuple[Where, str]]:
@@ -44,7 +43,7 @@ def _of_fault(fault: Fault) -> Iterator[tuple[Where, str]]:
     for name, value in fault.params.items():
         if name not in params:
             yield ("with", name), f"{fault.inject} has no parameter {name} (it has: {', '.join(params) or 'none'})"
-        elif wrong := _value(params[name], value):
+        elif wrong := params[name].problem(value):
             yield ("with", name), f"{name} of {fault.inject} {wrong}"
     for param in spec.params:
         if param.default is None and param.name not in fault.params:
@@ -61,17 +60,4 @@ def _target(fault: Fault, spec: Spec) -> str:
         return f"{fault.inject} is not aimed at a link"
     if target.node is None and target.replica is None and spec.target != "coordinator":
         return f"{fault.inject}: where? give node or replica"
-    return ""
-
-
-def _value(param: Param, value: Scalar) -> str:
-    wanted = _TYPES.get(param.type, (str,))
-    if not isinstance(value, wanted) or (isinstance(value, bool) and param.type != "bool"):
-        return f"must be {param.type}, not {type(value).__name__}"
-    if isinstance(value, str):
-        return f"must be one of {', '.join(param.choices)}" if param.choices and value not in param.choices else ""
-    if param.minimum is not None and value < param.minimum:
-        return f"must be at least {param.minimum:g} {param.unit}".rstrip()
-    if param.maximum is not None and value > param.maximum:
-        return f"must be at most {param.maximum:g} {param.unit}".rstrip()
     return ""

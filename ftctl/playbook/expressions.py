@@ -22,7 +22,6 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-OPERATORS = ("==", "!=", *_COMPARE)
 
 
 class ExpressionError(ValueError):

@@ -16,8 +16,6 @@ from ftctl.lab.analysis import NotEnough
 from ftctl.lab.journal import Journals
 from ftctl.playbook.journal import Record
 
-REJOINS = ("rejoin",)
-
 
 @dataclass(frozen=True)
 class Cost:

@@ -12,7 +12,6 @@ from ftctl.client import injection
 from ftctl.client.agent import AgentClient
 from ftctl.client.cluster import Agents, Snapshot
 from ftctl.errors import CliError
-from ftctl.exit_codes import ExitCode
 from ftctl.playbook.journal import Journal
 from ftctl.playbook.selecting import Aim
 
@@ -115,7 +114,3 @@ class Run:
             errors=[str(error) for error in errors],
         )
         return errors
-
-
-def refused(error: CliError) -> bool:
-    return error.code is ExitCode.REFUSED

@@ -12,7 +12,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from ftctl import durations
 from ftctl.playbook import expressions, facts
 
-VERSION = 1
 MAX_ACTIONS = 500  # in a list
 MAX_REPEAT = 10_000
 MIN_FOR_P95 = 20  # repeats: with fewer the 95th percentile is the maximum by another name
@@ -314,26 +313,36 @@ class AtLeast(Strict):
 
 
 class Objectives(Strict):
-    """Recovery objectives. `_ms` and `_s` say the unit; what they mean is in MEANING."""
+    """Recovery objectives; `_ms` and `_s` say the unit."""
 
-    detect_ms: Limits | None = None
-    stall_ms: Limits | None = None
-    rejoin_s: Limits | None = None
-    steps_lost: Limits | None = None
-    loss_delta: Limits | None = None
-    effective_time: AtLeast | None = None
-    diverged: Limits | None = None
-
-
-MEANING: dict[str, str] = {
-    "detect_ms": "from the fault to the moment when the survivors, or the rail's own ends, know of it",
-    "stall_ms": "(commit - last survivor's gradient) minus the median of 20 calm steps, the worst step of the incident",
-    "rejoin_s": "from the fault to the first step to which the replica contributed again",
-    "steps_lost": "steps that a survivor had to compute again",
-    "loss_delta": "mean loss of the last 5 steps of the method minus that of its first 5; falling is negative",
-    "effective_time": "the share of the method's time that went into training, by the coordinator's account",
-    "diverged": "replicas whose bits were found to differ",
-}
+    detect_ms: Limits | None = Field(
+        default=None,
+        description="from the fault to the moment when the survivors, or the rail's own ends, know of it",
+    )
+    stall_ms: Limits | None = Field(
+        default=None,
+        description="(commit - last survivor's gradient) minus the median of 20 calm steps, the incident's worst step",
+    )
+    rejoin_s: Limits | None = Field(
+        default=None,
+        description="from the fault to the first step to which the replica contributed again",
+    )
+    steps_lost: Limits | None = Field(
+        default=None,
+        description="steps that a survivor had to compute again",
+    )
+    loss_delta: Limits | None = Field(
+        default=None,
+        description="mean loss of the last 5 steps of the method minus that of its first 5; falling is negative",
+    )
+    effective_time: AtLeast | None = Field(
+        default=None,
+        description="the share of the method's time that went into training, by the coordinator's account",
+    )
+    diverged: Limits | None = Field(
+        default=None,
+        description="replicas whose bits were found to differ",
+    )
 
 
 class Playbook(Strict):
