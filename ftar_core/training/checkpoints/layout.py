@@ -21,6 +21,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -162,27 +163,25 @@ def verify(path: Path, name: str, entry: FileEntry) -> str:
     """What is wrong with a file; empty if nothing. Reads all of it."""
     try:
         with (path / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
+            found = _sha256(file)
     except OSError as error:
         return f"{name}: {error.strerror}"
-    found = digest.hexdigest()
     return (
         "" if found == entry.sha256 else f"{name} has the SHA-256 {found[:12]}..., {entry.sha256[:12]}... was written"
     )
 
 
-def _digest(file: object) -> hashlib._Hash:  # Python 3.10
+def _sha256(file: BinaryIO) -> str:
     digest = hashlib.sha256()
-    while block := file.read(1024 * 1024):  # type: ignore[attr-defined]
+    while block := file.read(1024 * 1024):
         digest.update(block)
-    return digest
+    return digest.hexdigest()
 
 
 def entry_of(path: Path) -> FileEntry:
     """Of a file that was just written: what is read back is what counts."""
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
-        return FileEntry(os.fstat(file.fileno()).st_size, digest.hexdigest())
+        return FileEntry(os.fstat(file.fileno()).st_size, _sha256(file))
 
 
 def mark_damaged(path: Path, problem: str) -> None:
