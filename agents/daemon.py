@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from agents import tokens
+from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
 from agents.host.links import NetlinkLinks
@@ -160,10 +161,11 @@ class _Daemon:
         ledger = Ledger(ledger_directory(settings.state_dir))
         job = partial(relay.facts, f"agent-{settings.node}")
         self._injector = Injector(ledger, machine, limits, emit, job=job)
+        self._cordon = Cordon(settings.state_dir / "cordon.json", settings.node, emit)
         self._deadlines = Deadlines(self._injector, emit, settings.node)
         self._kennel = Kennel(settings.state_dir)
         if self._supervisor is not None:
-            self._supervisor.held = self._injector.holds_node
+            self._supervisor.held = self._held
         parts = Parts(settings.node, self._injector, self._supervisor, self._registry)
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
         self._poller = Poller(parts, nics, ProcessMonitor(), settings.poll_s, emit)
@@ -184,11 +186,18 @@ class _Daemon:
             gpus=self._gpus,
             links=self._links,
             relay=relay,
-            replicas=ReplicaActions(relay, self._supervisor, grace_s),
+            replicas=ReplicaActions(relay, self._supervisor, grace_s, self._cordon),
+            cordon=self._cordon,
             evidence=evidence,
             kennel=self._kennel,
             pid=os.getpid(),
         )
+
+    def _held(self) -> str:
+        """Why no replica may be started on this node; empty: it may."""
+        if why := self._cordon.why():
+            return why
+        return "a fault keeps this node down" if self._injector.holds_node() else ""
 
     def run(self, *, stop_replicas: bool) -> int:
         node = self._agent.settings.node

@@ -11,6 +11,7 @@ import threading
 import time
 
 from agents.api.models import ActionAnswer, ReplicaAction
+from agents.cordon import Cordon
 from agents.job import JobRelay
 from agents.problems import ApiProblem
 from agents.recovery.errors import SupervisionError
@@ -22,10 +23,13 @@ POLL_S = 0.1
 class ReplicaActions:
     """Blocking; raises ApiProblem."""
 
-    def __init__(self, relay: JobRelay, supervisor: Supervisor | None, grace_s: float) -> None:
+    def __init__(
+        self, relay: JobRelay, supervisor: Supervisor | None, grace_s: float, cordon: Cordon | None = None
+    ) -> None:
         self._relay = relay
         self._supervisor = supervisor
         self._grace_s = grace_s
+        self._cordon = cordon
 
     def drain(self, principal: str, replica: str, wish: ReplicaAction) -> ActionAnswer:
         return self._ask(principal, "drain", replica, wish)
@@ -45,8 +49,10 @@ class ReplicaActions:
         return answer
 
     def rejoin(self, principal: str, replica: str, wish: ReplicaAction) -> ActionAnswer:
-        answer = self._ask(principal, "rejoin", replica, wish)
         supervisor = self._supervising(replica)
+        if supervisor is not None:
+            self._refuse_if_cordoned(replica)
+        answer = self._ask(principal, "rejoin", replica, wish)
         if supervisor is None or wish.dry_run:
             return answer
         supervisor.rejoin(replica)
@@ -57,6 +63,8 @@ class ReplicaActions:
         if self._supervisor is None:
             hint = "`supervision` in the agent's configuration lists the replicas"
             raise ApiProblem("unknown-replica", f"replica {replica}", "this agent supervises none", hint)
+        if verb != "stop" and self._supervisor.supervises(replica):
+            self._refuse_if_cordoned(replica)
         try:
             if verb == "start":
                 self._supervisor.start_replica(replica)
@@ -80,6 +88,10 @@ class ReplicaActions:
             rejoin=wish.rejoin,
             dry_run=wish.dry_run,
         )
+
+    def _refuse_if_cordoned(self, replica: str) -> None:
+        if self._cordon is not None:
+            self._cordon.refuse(f"replica {replica}")
 
     def _supervising(self, replica: str) -> Supervisor | None:
         supervisor = self._supervisor

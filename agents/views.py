@@ -106,6 +106,7 @@ def node_view(agent: Agent) -> NodeView:
             "ranks": agent.parts.ranks(),
             "processes": processes,
             "link_processes": agent.links.views(),
+            "cordon": agent.cordon.view(),
             "faults": faults,
             "problems": found,
         }

@@ -7,6 +7,7 @@ Every error, whatever the status, is an ErrorBody. `Authorization: Bearer TOKEN`
 |---|---|---|---|
 | GET /healthz | none | | Alive |
 | GET /v1/node | viewer | | NodeView |
+| POST /v1/node/cordon, uncordon | operator | CordonRequest (cordon.py) | CordonAnswer |
 | GET /v1/events?after=SEQ&limit=N&wait_s=S | viewer | long poll, at most 30 s | EventsAnswer |
 | GET /v1/links?pid=P&rail=R&state=S&each=BOOL&limit=N | viewer | | LinksAnswer |
 | GET /v1/fault-kinds | viewer | | list[FaultSpec] |

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from agents.api.base import Answer
+from agents.api.cordon import CordonView
 from agents.api.faults import FaultView
 from agents.api.words import Health
 
@@ -227,5 +228,6 @@ class NodeView(Answer):
     ranks: list[RankView]
     processes: list[ProcessView]
     link_processes: list[LinkProcessView] = Field(default_factory=list)
+    cordon: CordonView | None = None  # set apart: no replica is started here
     faults: list[FaultView]  # not reverted ones, and those reverted in the last minute
     problems: list[ProblemView]

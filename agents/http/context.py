@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Generic, TypeVar
 
 from agents.api.models import JobState
+from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
 from agents.host.errors import HostError
@@ -105,6 +106,7 @@ class Agent:
     links: LinkPoller
     relay: JobRelay
     replicas: ReplicaActions
+    cordon: Cordon
     evidence: Evidence
     kennel: Kennel
     pid: int

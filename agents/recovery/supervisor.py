@@ -64,7 +64,7 @@ class Supervisor:
     """
 
     def __init__(self, settings: AgentSettings, emit: Emit) -> None:
-        self.held: Callable[[], bool] = lambda: False  # while true, no process is started
+        self.held: Callable[[], str] = lambda: ""  # why no process may be started now
         self._settings = settings
         self._emit_to = emit
         _check(settings)
@@ -286,7 +286,7 @@ class Supervisor:
 
     def _held_up(self, unit: Unit) -> str:
         ranks = {u.spec.rank: u.now() for u in self._units if u.spec.replica == unit.spec.replica}
-        return whole.waits_for(ranks, unit.spec.rank) if unit.wants_spawn() else ""
+        return self.held() or whole.waits_for(ranks, unit.spec.rank) if unit.wants_spawn() else ""
 
     def _leave(self) -> None:
         try:
