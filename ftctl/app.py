@@ -43,6 +43,8 @@ COMMANDS: dict[str, Lazy] = {
     "faults": Lazy("ftctl.commands.faults", "List faults: their state, time left and owner."),
     "revert": Lazy("ftctl.commands.revert", "Take faults back now."),
     "drain": Lazy("ftctl.commands.drain", "Let something leave the job at a step boundary, with nothing lost."),
+    "cordon": Lazy("ftctl.commands.cordon", "Set a node apart: no replica is started on it."),
+    "uncordon": Lazy("ftctl.commands.uncordon", "Let a node that was set apart be used again."),
     "evict": Lazy("ftctl.commands.evict", "Remove something from the job at once."),
     "rejoin": Lazy("ftctl.commands.rejoin", "Bring something back into the job."),
     "wait": Lazy("ftctl.commands.wait", "Wait until something has reached a state."),

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from agents.api.cordon import CordonAnswer, CordonRequest
 from agents.api.evidence import StacksAnswer, StacksRequest
 from agents.api.models import (
     ERROR_CODES,
@@ -71,6 +72,12 @@ class AgentClient:
 
     async def view(self) -> NodeView:
         return await self._get("/v1/node", NodeView)
+
+    async def cordon(self, request: CordonRequest) -> CordonAnswer:
+        return await self._post("/v1/node/cordon", request, CordonAnswer)
+
+    async def uncordon(self, request: CordonRequest) -> CordonAnswer:
+        return await self._post("/v1/node/uncordon", request, CordonAnswer)
 
     async def links(self, *, rail: str, state: str, pid: int | None, each: bool) -> LinksAnswer:
         query = {"rail": rail, "state": state, "each": str(each).lower(), **({"pid": str(pid)} if pid else {})}

@@ -65,6 +65,7 @@ def find(snapshot: Snapshot) -> list[Problem]:
             )
     every += _of_coordinator(snapshot)
     for view in snapshot.views():
+        every += _of_cordon(snapshot, view)
         every += _of_faults(view)
         every += _of_rails(view)
         every += _of_links(snapshot, view)
@@ -197,6 +198,12 @@ def _of_replica(snapshot: Snapshot, replica: ReplicaState) -> Iterator[Problem]:
     if replica.reason:
         reason += f": {replica.reason}"
     action = _action(snapshot.job, replica)
+    apart = [v.name for v in snapshot.views() if v.cordon and v.name in snapshot.supervisors(replica.name)]
+    if apart and replica.state in ("drained", "evicted", "unreachable", "starting"):
+        back = "" if replica.state == "starting" else f"   # then: ftctl rejoin replica {replica.name}"
+        on = f"{reason}; {apart[0]} is cordoned"
+        yield Problem(replica.name, on, f"ftctl uncordon node {apart[0]}{back}", Urgency.EXPECTED)
+        return
     if replica.state in ("evicted", "unreachable", "starting"):
         for process in (p for view in snapshot.views() for p in view.processes if p.replica == replica.name):
             if process.state in ("backoff", "starting", "running"):
@@ -206,6 +213,13 @@ def _of_replica(snapshot: Snapshot, replica: ReplicaState) -> Iterator[Problem]:
                 urgency, action = Urgency.REPLICA, f"ftctl ranks {replica.name}   # its log says why it ended"
                 reason += f"; its process does not stay up ({process.reason or f'exit code {process.exit_code}'})"
     yield Problem(replica.name, reason, action, urgency)
+
+
+def _of_cordon(snapshot: Snapshot, view: NodeView) -> Iterator[Problem]:
+    if view.cordon is not None:
+        ago = show(max(0.0, snapshot.time - view.cordon.since))
+        reason = f"cordoned by {view.cordon.by} {ago} ago: {view.cordon.reason}; no replica is started on it"
+        yield Problem(view.name, reason, f"ftctl uncordon node {view.name}", Urgency.EXPECTED)
 
 
 def _of_faults(view: NodeView) -> Iterator[Problem]:

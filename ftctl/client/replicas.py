@@ -44,6 +44,8 @@ async def act(agents: Agents, snapshot: Snapshot, verb: str, replica: str, reque
         asked = client.node
         return await client.replica_action(verb, replica, request)
 
+    if verb == "rejoin":
+        _refuse_on_cordoned(snapshot, replica)
     prefer = snapshot.hosts(replica)
     supervisors = snapshot.supervisors(replica)
     if verb == "rejoin" and not supervisors:
@@ -63,6 +65,15 @@ async def act(agents: Agents, snapshot: Snapshot, verb: str, replica: str, reque
         others = [node for node in supervisors if node != asked]
         await _tell_others(agents, others, verb, replica, request, drained=drained)
     return answer
+
+
+def _refuse_on_cordoned(snapshot: Snapshot, replica: str) -> None:
+    """Raises CliError when a node that would start it is set apart: the replica could not come back whole."""
+    supervisors = snapshot.supervisors(replica)
+    for view in snapshot.views():
+        if view.cordon is not None and view.name in supervisors:
+            why = f"{view.name} is cordoned by {view.cordon.by}: {view.cordon.reason}"
+            raise CliError(f"replica {replica}", why, f"ftctl uncordon node {view.name}", ExitCode.REFUSED)
 
 
 async def _tell_others(

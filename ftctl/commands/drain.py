@@ -1,10 +1,14 @@
-"""`ftctl drain replica R`."""
+"""`ftctl drain replica R`, `ftctl drain node N`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ftctl.commands.membership import DryRun, Force, Reason, ReplicaName, Wait, WaitTimeout, carry_out
+from ftctl.commands.nodes import NodeNames, WithoutDoing, empty
+from ftctl.commands.nodes import Reason as NodeReason
 from ftctl.exit_codes import ExitCode
 from ftctl.options import plain_group, with_cluster
 
@@ -39,3 +43,22 @@ def replica(
         goal="drained" if wait else "",
         wait_timeout=wait_timeout,
     )
+
+
+@app.command()
+@with_cluster
+def node(
+    cluster: Cluster,
+    nodes: NodeNames,
+    *,
+    reason: NodeReason,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until its replicas have left.")] = True,
+    wait_timeout: WaitTimeout = "60s",
+    dry_run: WithoutDoing = False,
+    force: Force = False,
+) -> ExitCode | None:
+    """Empty nodes: cordon them, and let every replica with a rank there leave at the end of the running step.
+
+    The guard of min-replicas counts all of them together; when it refuses (exit code 7), nothing was done.
+    """
+    return empty(cluster, nodes, reason=reason, dry_run=dry_run, force=force, wait=wait, wait_timeout=wait_timeout)

@@ -140,7 +140,9 @@ def _node(answer: NodeAnswer, wide: bool, every: bool) -> tuple[Cell, ...]:
         blank = ("-",) * (len(_NODE_COLUMNS_WIDE if wide else _NODE_COLUMNS) - 3)
         reason = answer.error.reason if answer.error else "no answer"
         return (Text(answer.name), Text("unreachable", style=BAD), *blank, Text(reason, style=BAD))
-    agent = f"pid {view.agent.pid}, {show(view.agent.age_s)}"
+    agent = Text(f"pid {view.agent.pid}, {show(view.agent.age_s)}")
+    if view.cordon is not None:
+        agent.append(", ").append("cordoned", style=PASSING)
     extra = (f"{view.agent.rss_mb:.0f} MB", f"{view.agent.cpu_percent:.1f} %") if wide else ()
     count = sum(1 for f in view.faults if not f.state.over)
     faults = Text(str(count), style=PASSING) if count else Text("-")

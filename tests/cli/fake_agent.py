@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from agents.api import evidence
+from agents.api import cordon, evidence
 from agents.api import models as m
 from agents.host.linksockets import LinkAnswer, LinkSocket
 from agents.monitors.links import LinkBook
@@ -129,6 +129,7 @@ class FakeAgent:
             m.ProcessView(replica=f"r{name[-1]}", rank=0, pid=1000, state="running", log=f"/logs/{name}.log")
         ]
         self.problems: list[m.ProblemView] = []
+        self.cordon: cordon.CordonView | None = None
         self.stacks: list[evidence.RankStacks] = []
         self.links = LinkBook(0.0)
         self.reports_links = True  # of its ranks
@@ -262,6 +263,8 @@ class FakeAgent:
                 return m.EventsAnswer(events=events, last=max([0, *(e.seq for e in events)]), boot="c1")
         if method == "POST":
             parts = path.strip("/").split("/")
+            if path in ("/v1/node/cordon", "/v1/node/uncordon"):
+                return self._set_apart(path, cordon.CordonRequest.model_validate_json(body))
             if path == "/v1/faults":
                 return self._inject(m.InjectRequest.model_validate_json(body))
             if path == "/v1/faults/revert-all":
@@ -349,6 +352,7 @@ class FakeAgent:
             ],
             processes=self.processes,
             link_processes=self.links.views(NOW),
+            cordon=self.cordon,
             faults=self.faults,
             problems=self.problems,
         )
@@ -407,6 +411,15 @@ class FakeAgent:
             "params": request.params,
         }
         return m.FaultView(**{**base, **change})
+
+    def _set_apart(self, path: str, wish: cordon.CordonRequest) -> cordon.CordonAnswer:
+        before = self.cordon
+        view = None
+        if path == "/v1/node/cordon":
+            view = before or cordon.CordonView(by="operator", reason=wish.reason, since=time.time())
+        if not wish.dry_run:
+            self.cordon = view
+        return cordon.CordonAnswer(changed=(before is None) != (view is None), cordon=view)
 
     def _revert(self, chosen: list[m.FaultView]) -> m.RevertAnswer:
         after = []
