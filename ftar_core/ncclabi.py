@@ -124,6 +124,11 @@ def _types(version: int) -> dict[str, list[Any]]:
     }
 
 
+# The plugin logs for the whole process, with the function of the communicator that came last, and from a thread of its
+# own, also when that communicator is gone: NCCL's logger is a function that stays, so ours stay, too.
+_LOGGERS: list[Any] = []
+
+
 class PluginError(Exception):
     """`said`: what the plugin logged before, each line with NCCL's level in front (2: a warning)."""
 
@@ -162,6 +167,7 @@ class Plugin:
         self.size = c_int if version == 8 else c_size_t
         self.lines: list[str] = []
         self._log = LOG(self._said) if log else LOG()
+        _LOGGERS.append(self._log)
         self.context = P()
         if version == 8:
             self.call("init", self._log)
