@@ -4,6 +4,7 @@
 # make chaos  all playbooks, each in a lab: JUnit XML, an HTML report and a summary in build/chaos; TAG=quick for some
 # make setup  the set-up alone (.venv at the project's root); again in a second when nothing changed
 # make check  linters, types, import rules
+# make gpu-check  what needs a GPU, under 8 minutes; figures in build/gpu.json
 # make test-native  the native code built with sanitizers, tested and stormed; KINDS=release,asan,tsan ROUNDS=3
 # make fuzz   feed the native parsers and connections with damaged input; SECONDS=60
 # make storm  fail the rails of NCCL connections FAULTS=1000 times, as root
@@ -18,7 +19,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 STAMP := .venv/.ftctl-setup
 NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*) $(wildcard ftar_core/native/csrc/nccl/*) $(wildcard ftar_core/bench/csrc/*)
 
-.PHONY: setup demo test soak chaos check simulation native-tools test-native fuzz storm clean
+.PHONY: setup demo test soak chaos gpu-check check simulation native-tools test-native fuzz storm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -50,6 +51,9 @@ test: setup
 # The long tests, which `make test` leaves out
 soak: setup
 	@.venv/bin/python -m pytest -m soak $(PYTEST_ARGS)
+
+gpu-check: setup
+	@tests/gpu/run.sh
 
 chaos: setup
 	@mkdir -p build/chaos

@@ -32,9 +32,11 @@ from torch import nn
 
 from ftar_core.errors import FtarError
 from ftar_core.native import core
+from ftar_core.training.devices import Lane, host_memory
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan, Slot, trainable
 from ftar_core.training.retention import Inputs, Kept
-from ftar_core.training.shards import around, is_sharded, local_gradient
+from ftar_core.training.shards import around, is_sharded, local, local_gradient
+from ftar_core.training.staging import Staging
 
 
 class Mode(Enum):
@@ -49,10 +51,16 @@ class Mode(Enum):
 
 class GradientTaker:
     """Hooks and buffers of one model. `on_bucket(index)` is called in the thread of backward, at most once a step and
-    bucket. Buffers live in host memory; gradients of parameters elsewhere are copied there and back."""
+    bucket; with `lanes`, in the thread of their staging. Buffers live in host memory; gradients of parameters elsewhere
+    are copied there and back (staging.py)."""
 
     def __init__(
-        self, model: nn.Module, plan: BucketPlan, on_bucket: Callable[[int], None], inputs: Inputs | None = None
+        self,
+        model: nn.Module,
+        plan: BucketPlan,
+        on_bucket: Callable[[int], None],
+        inputs: Inputs | None = None,
+        lanes: dict[torch.device, Lane] | None = None,
     ) -> None:
         self.plan = plan
         self.weight = 1.0  # of this replica's batch; set before backward
@@ -65,10 +73,12 @@ class GradientTaker:
         self._taken: set[str] = set()
         self._missing = [len(bucket.slots) for bucket in plan.buckets]
         self._closed: set[int] = set()
-        self.retained: Inputs = inputs if inputs is not None else Kept(plan)
+        self._staging = Staging(lanes, self._announce_now) if lanes else None
+        host = host_memory(lanes)
+        self.retained: Inputs = inputs if inputs is not None else Kept(plan, host)
         self._finite = True  # all inputs of this step; looked at where they are not kept
         self._squares = 0.0  # their sum of squares, so far
-        self.reduced = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
+        self.reduced = [host(bucket.count, bucket.dtype) for bucket in plan.all_buckets]
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
         # Made once: they share the memory of the results.
         self._whole = {
@@ -122,6 +132,12 @@ class GradientTaker:
             self._announce(slot.bucket)
 
     def _announce(self, bucket: int) -> None:
+        if self._staging is not None:
+            self._staging.full(bucket)
+        else:
+            self._announce_now(bucket)
+
+    def _announce_now(self, bucket: int) -> None:
         if bucket == self.plan.tally.index:
             self._on_bucket(bucket)
         elif self.retained.keeps:
@@ -154,9 +170,13 @@ class GradientTaker:
 
     def _put(self, name: str, gradient: torch.Tensor, parameter: torch.Tensor, weight: float) -> None:
         part = local_gradient(gradient, parameter)
-        target = _view(self.retained, self.plan.slots[name])
+        slot = self.plan.slots[name]
+        target = _view(self.retained, slot)
         if weight == 0.0:
             target.zero_()  # what counts for nothing may be NaN
+            return
+        if self._staging is not None and self._staging.lane(part) is not None:
+            self._staging.fetch(slot.bucket, target, part, weight)
             return
         if weight != 1.0 and part.dtype != target.dtype:
             part = part * weight  # before it is rounded
@@ -176,6 +196,8 @@ class GradientTaker:
 
     def begin(self, mode: Mode) -> None:
         """A new step: nothing taken, no gradient left over in `.grad`."""
+        if self._staging is not None:
+            self._staging.drop()
         for parameter in self._parameters.values():
             parameter.grad = None
         with self._lock:
@@ -199,6 +221,7 @@ class GradientTaker:
         self.retained[tally].copy_(torch.tensor([weight, tokens, *counted], dtype=torch.float64))
         self._closed.add(tally)
         self._announce(tally)
+        self._flush()  # the results are waited for next, in any case
 
     def before_operation(self) -> None:
         """A plain operation between backward and the end of the step, for which this replica is about to wait: first
@@ -206,6 +229,16 @@ class GradientTaker:
         than this one, and nobody may wait for something behind a bucket that he holds back.)"""
         if self._taken and self.mode in (Mode.TAKE, Mode.ZERO):
             self._close(self.weight if self._weight_taken is None else self._weight_taken)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._staging is not None:
+            self._staging.flush()
+
+    def results_free(self) -> None:
+        """Returns when nobody reads the results any more: before they are written by anybody but the ring."""
+        if self._staging is not None:
+            self._staging.results_free()
 
     def _close(self, weight: float) -> None:
         """Zeros for what has no gradient."""
@@ -257,16 +290,22 @@ class GradientTaker:
         allows)."""
         for name, parameter in self._parameters.items():
             output = self._outputs[name]
-            if parameter.device != output.device or parameter.dtype != output.dtype:
+            if self._staging is not None and self._staging.lane(parameter) is not None:
+                parameter.grad = around(self._staging.bring(output, local(parameter)), parameter)
+            elif parameter.device != output.device or parameter.dtype != output.dtype:
                 parameter.grad = around(output.to(parameter.device, parameter.dtype), parameter)
             else:
                 parameter.grad = self._whole.get(name, output)
+        if self._staging is not None:
+            self._staging.brought()
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self.mode = Mode.OFF
+        if self._staging is not None:
+            self._staging.close()
 
 
 def _averaged_by_ddp(model: nn.Module, parameters: dict[str, nn.Parameter]) -> set[str]:

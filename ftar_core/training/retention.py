@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ftar_core.errors import SettingsError
+from ftar_core.training.devices import unpinned
 from ftar_core.training.memory import available_bytes
 from ftar_core.training.plan import BucketPlan
 
 log = logging.getLogger("ftar.session")
+Host = Callable[[int, torch.dtype], torch.Tensor]  # zeroed host memory
 MODES = ("auto", "device", "host", "recompute")
 
 
@@ -81,9 +84,9 @@ class Kept:
 
     keeps = True
 
-    def __init__(self, plan: BucketPlan) -> None:
+    def __init__(self, plan: BucketPlan, host: Host = unpinned) -> None:
         try:
-            self._buffers = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in plan.all_buckets]
+            self._buffers = [host(bucket.count, bucket.dtype) for bucket in plan.all_buckets]
         except RuntimeError as error:  # torch's allocator
             raise MemoryError(str(error)) from None
 
@@ -106,7 +109,8 @@ class Staged:
 
     keeps = False
 
-    def __init__(self, plan: BucketPlan) -> None:
+    def __init__(self, plan: BucketPlan, host: Host = unpinned) -> None:
+        self._host = host
         self._plan = plan.all_buckets
         self._size = max(bucket.nbytes for bucket in self._plan)
         self._lock = threading.Lock()
@@ -119,7 +123,7 @@ class Staged:
         with self._lock:
             memory = self._used.get(bucket)
             if memory is None:
-                memory = self._free.pop() if self._free else torch.empty(self._size, dtype=torch.uint8)
+                memory = self._free.pop() if self._free else self._host(self._size, torch.uint8)
                 self._used[bucket] = memory
                 self.most_bytes = max(self.most_bytes, (len(self._used) + len(self._free)) * self._size)
         return memory[: layout.nbytes].view(layout.dtype)
@@ -138,7 +142,9 @@ class Staged:
 Inputs = Kept | Staged
 
 
-def inputs_for(model: nn.Module, plan: BucketPlan, asked: str, limit: int, ranks: int) -> tuple[Inputs, Retention]:
+def inputs_for(
+    model: nn.Module, plan: BucketPlan, asked: str, limit: int, ranks: int, *, host: Host = unpinned
+) -> tuple[Inputs, Retention]:
     """The buffers for one model's gradients, as `asked` or as there is memory for. Raises SettingsError."""
     available = available_bytes() // ranks
     if available:
@@ -148,11 +154,11 @@ def inputs_for(model: nn.Module, plan: BucketPlan, asked: str, limit: int, ranks
     found = choose(asked, limit=limit, on_device=on_device, **about)
     inputs: Inputs
     try:
-        inputs = Staged(plan) if found.mode == "recompute" else Kept(plan)
+        inputs = Staged(plan, host) if found.mode == "recompute" else Kept(plan, host)
     except MemoryError as error:
         instead = choose(asked, limit=1, on_device=on_device, **about)  # as if none was allowed
         found = Retention(instead.mode, f"no memory for {plan.nbytes} bytes of gradients: {error}", fallback=True)
-        inputs = Staged(plan)
+        inputs = Staged(plan, host)
     if found.fallback:
         log.warning("gradients are not retained: %s. A step that a lost replica breaks is computed again", found.reason)
     return inputs, found

@@ -40,6 +40,7 @@ from ftar_core.runtime.settings import Settings, read_settings
 from ftar_core.training import current
 from ftar_core.training.checkpoints.options import Checkpoint
 from ftar_core.training.data import BatchSampler, Source
+from ftar_core.training.devices import host_memory, lanes_of
 from ftar_core.training.feed import open_feed
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
@@ -151,10 +152,16 @@ class Session(PlainTensors):
         self._parts = parts
         check_transferable(parts)
         self.plan = make_plan(self.model, self._options.bucket_bytes, self._options.reduce_dtype)
+        lanes = lanes_of(self.model.parameters())
         inputs, self._retention = inputs_for(
-            self.model, self.plan, self._options.retain, self._options.retain_bytes, self._settings.world_size
+            self.model,
+            self.plan,
+            self._options.retain,
+            self._options.retain_bytes,
+            self._settings.world_size,
+            host=host_memory(lanes),
         )
-        self._taker = GradientTaker(self.model, self.plan, self._bucket_full, inputs)
+        self._taker = GradientTaker(self.model, self.plan, self._bucket_full, inputs, lanes)
         self._journal = Journal(self._settings.journal, self._settings.replica, self._settings.rank)
         self._ledger = StepLedger(self._journal)
         self._turns: Turns | None = None  # once the loop has begun

@@ -107,8 +107,8 @@ class Stepper:
             raise Leave(reason, RankExit.REFUSED)
         self._source.stands_at(place.deal)
         self._life = place.life
+        self._taker.begin(Mode.TAKE)  # first: what is left of the step before must not count in this one
         self._exchange.begin(place)
-        self._taker.begin(Mode.TAKE)
         self._buffers.remember()
         self._wiring.begin_step(place.step)
         self._began = time.monotonic()
@@ -307,6 +307,7 @@ class Stepper:
         passes("replay", item.step)
         self._taker.begin(Mode.OFF)
         if item.verdict is Verdict.APPLY:
+            self._taker.results_free()
             for mine, theirs in zip(self._taker.reduced, item.buckets, strict=True):
                 raw_bytes(mine)[:] = raw_bytes(theirs)
         mean_loss, total_tokens = self._taker.mean_loss, int(self._taker.total_tokens)

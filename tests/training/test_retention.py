@@ -61,7 +61,7 @@ def test_what_cannot_be_is_refused(asked: str, limit: int, on_device: bool, rank
 def test_no_memory_for_the_buffers_falls_back_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def without_memory(plan: object) -> Kept:
+    def without_memory(plan: object, host: object) -> Kept:
         raise MemoryError("can't allocate memory: you tried to allocate 4 bytes")
 
     monkeypatch.setattr(retention, "Kept", without_memory)
