@@ -31,6 +31,9 @@ class Lazy(NamedTuple):
 
 COMMANDS: dict[str, Lazy] = {
     "status": Lazy("ftctl.commands.status", "Show nodes, rails, replicas, stalls, faults, and what to do next."),
+    "watch": Lazy(
+        "ftctl.commands.watch", "Watch replicas, rails, faults, throughput and events on one screen; q ends."
+    ),
     "why": Lazy("ftctl.commands.why", "Explain why something is in its state."),
     "ranks": Lazy("ftctl.commands.ranks", "Show the processes of the replicas, their links and their logs."),
     "dump": Lazy("ftctl.commands.dump", "Show what processes are doing: the stacks of all their threads."),

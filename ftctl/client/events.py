@@ -91,12 +91,15 @@ async def follow(
     *,
     coordinator: bool,
     since: float,
+    say: Callable[[str], None] | None = None,
 ) -> None:
     """Emit events as they come, those from `since` (Unix seconds) on first. Runs until it is cancelled.
 
-    A source that goes away is said once and asked again until it is back: what it kept meanwhile is then emitted.
+    A source that goes away is said once (on stderr, or through `say`) and asked again until it is back: what it kept
+    meanwhile is then emitted.
     """
     seen = Seen()
+    tell = say or agents.world.say
 
     def take(events: list[EventRecord]) -> None:
         for event in merge([events]):
@@ -111,13 +114,13 @@ async def follow(
                 answer = await ask(after, wait_s)
             except CliError as error:
                 if not silent:
-                    agents.world.say(f"{name}: {error.reason} (trying again)")
+                    tell(f"{name}: {error.reason} (trying again)")
                 # It may come back with its numbers begun again: that must be seen at once, not after a long poll.
                 silent, wait_s = True, 0.0
                 await agents.world.sleep(RETRY_S)
                 continue
             if silent:
-                agents.world.say(f"{name}: back")
+                tell(f"{name}: back")
             # An empty answer before its time comes from an agent that is being stopped.
             early = not answer.events and agents.world.monotonic() - asked < wait_s * 0.9
             silent, wait_s = False, 0.0 if early else LONG_POLL_S

@@ -146,7 +146,7 @@ def _node(answer: NodeAnswer, wide: bool, every: bool) -> tuple[Cell, ...]:
     extra = (f"{view.agent.rss_mb:.0f} MB", f"{view.agent.cpu_percent:.1f} %") if wide else ()
     count = sum(1 for f in view.faults if not f.state.over)
     faults = Text(str(count), style=PASSING) if count else Text("-")
-    rails = [_rail(view, nic, wide) for nic in view.nics if nic.role == "rail" or every]
+    rails = [rail(view, nic, wide=wide) for nic in view.nics if nic.role == "rail" or every]
     shown: Cell = Text("\n").join(rails) if wide else Items(rails)
     return (view.name, agent, *extra, _gpus(view), faults, shown if rails else Text("none declared", style=FAINT))
 
@@ -159,7 +159,7 @@ def _gpus(view: NodeView) -> Cell:
     return Text(f"{len(devices)}, {len(bad)} bad", style=BAD) if bad else Text(str(len(devices)), style=GOOD)
 
 
-def _rail(view: NodeView, nic: NicView, wide: bool) -> Text:
+def rail(view: NodeView, nic: NicView, *, wide: bool) -> Text:
     """`rail0 up 10G active`, in yellow when it is down on purpose."""
     word = rail_word(nic)
     injected = nic.injected or fault_on(view.faults, f"{view.name}/{nic.name}") is not None
