@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from agents.events import EventLog
 from agents.evidence import Evidence
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
+from agents.host.simgpus import SimulatedGpus, SimulationProblem
 from agents.host.sysfs import Sysfs
 from agents.http.app import make_app
 from agents.http.context import Agent
@@ -39,6 +40,7 @@ from agents.job import JobRelay
 from agents.monitors.gpus import GpuMonitor
 from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.nics import NicMonitor
+from agents.monitors.nvml_child import XidSeen
 from agents.monitors.poller import Poller
 from agents.monitors.processes import ProcessMonitor
 from agents.node import Parts
@@ -169,7 +171,7 @@ class _Daemon:
         parts = Parts(settings.node, self._injector, self._supervisor, self._registry)
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
         self._poller = Poller(parts, nics, ProcessMonitor(), settings.poll_s, emit)
-        self._gpus = GpuMonitor(settings.nvml_deadline_s)
+        self._gpus = _gpu_monitor(settings, emit)
         self._links = LinkPoller(parts, settings.poll_s, emit)
         evidence = Evidence(parts)
         grace_s = settings.supervision.grace_s
@@ -265,6 +267,29 @@ class _Daemon:
         self._events.emit("agent.ended", self._agent.settings.node, "as asked")
         self._events.close()
         return left
+
+
+def _gpu_monitor(settings: AgentSettings, emit: Callable[..., None]) -> GpuMonitor:
+    """With simulated GPUs: made at the first start; their state outlives the agent, as a GPU's does."""
+    wanted, environment, expect = settings.simulated_gpus, None, settings.expect_gpus
+    if wanted is not None:
+        folder = settings.state_dir / "gpus"
+        gpus = SimulatedGpus(folder / "state")
+        try:
+            if not gpus.path.exists():
+                gpus = SimulatedGpus.create(folder, settings.node, wanted.count, wanted.profile)
+        except (SimulationProblem, OSError) as error:
+            raise DaemonProblem(f"simulated GPUs cannot be made: {error}") from None
+        environment = gpus.environment()
+        expect = wanted.count if expect is None else expect
+
+    def on_xid(xid: XidSeen) -> None:
+        mark = " (simulated)" if xid.simulated else ""
+        emit(
+            "gpu.xid", f"{settings.node}/gpu{xid.index}", f"Xid {xid.code} on {xid.uuid}{mark}", injected=xid.simulated
+        )
+
+    return GpuMonitor(settings.nvml_deadline_s, expect=expect, environment=environment, on_xid=on_xid)
 
 
 def _end_after(seconds: float) -> None:

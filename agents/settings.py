@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
@@ -47,6 +47,13 @@ class Supervision(Section):
     replicas: list[Supervised] = Field(default_factory=list)
 
 
+class SimulatedGpuSettings(Section):
+    """GPUs that are not there, for the lab; their state is in the agent's state_dir, under gpus/."""
+
+    count: int = Field(ge=1, le=64)
+    profile: Literal["h100", "h200"] = "h100"
+
+
 class AgentSettings(Section):
     """`listen` is HOST:PORT; off loopback it needs tls_cert and tls_key. `tokens` maps principals to roles."""
 
@@ -67,6 +74,8 @@ class AgentSettings(Section):
     poll_s: float = Field(default=1.0, ge=0.1, le=60)
     watch_links: bool = True  # ask processes with links for their state (ftctl links)
     nvml_deadline_s: float = Field(default=5.0, ge=0.1, le=600)
+    expect_gpus: int | None = Field(default=None, ge=0, le=1024)  # fewer that answer is a fault of the node
+    simulated_gpus: SimulatedGpuSettings | None = None
     sysfs_root: Path = Path("/sys")
     coordinator: CoordinatorAccess | None = None
     supervision: Supervision = Field(default_factory=Supervision)

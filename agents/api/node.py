@@ -53,6 +53,9 @@ class NicView(Answer):
 
 
 class GpuView(Answer):
+    """`readings`: what else it tells, by names that end in their unit (nvml_child.py); absent: not supported.
+    `simulated`: it is not hardware, but a file that says so."""
+
     index: int
     uuid: str
     name: str
@@ -63,6 +66,10 @@ class GpuView(Answer):
     power_w: float | None = None
     state: Health = Health.UNKNOWN
     reason: str = ""
+    simulated: bool = False
+    readings: dict[str, float] = Field(default_factory=dict)
+    throttle: list[str] = Field(default_factory=list)
+    pids: list[int] = Field(default_factory=list)
 
 
 class GpuSummary(Answer):
@@ -71,6 +78,7 @@ class GpuSummary(Answer):
     devices: list[GpuView] = Field(default_factory=list)
     note: str = ""
     state: Health = Health.UNKNOWN
+    simulated: bool = False
 
 
 class ProcessView(Answer):

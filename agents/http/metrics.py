@@ -68,7 +68,7 @@ class _Node(Collector):
 
     def _gpus(self) -> Iterator[Metric]:
         gpus = self._view.gpus.devices
-        labels = ("gpu", "uuid")
+        labels = ("gpu", "uuid", "simulated")
         for name, text, values in (
             ("temperature_celsius", "Temperature", [(g, g.temperature_c) for g in gpus]),
             ("utilization_percent", "Utilization", [(g, g.utilization_percent) for g in gpus]),
@@ -76,7 +76,11 @@ class _Node(Collector):
             ("power_watts", "Power", [(g, g.power_w) for g in gpus]),
             ("health", "0 healthy, 1 degraded, 2 unhealthy, -1 unknown", [(g, HEALTH_NUMBER[g.state]) for g in gpus]),
         ):
-            samples = [((str(gpu.index), gpu.uuid), value) for gpu, value in values if value is not None]
+            samples = [
+                ((str(gpu.index), gpu.uuid, "yes" if gpu.simulated else "no"), value)
+                for gpu, value in values
+                if value is not None
+            ]
             yield _gauge(f"ftctl_gpu_{name}", text, samples, labels)
 
     def _replicas(self) -> Iterator[Metric]:

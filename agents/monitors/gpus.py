@@ -14,29 +14,60 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from agents.api.models import GpuSummary, GpuView
 from agents.api.words import Health
-from agents.monitors.nvml_child import GpuAnswer, GpuReading
+from agents.monitors.nvml_child import GpuAnswer, GpuReading, XidSeen
 
-POLL_S = 5.0
+POLL_S = 1.0
 START_DEADLINE_S = 20.0  # nvmlInit loads the driver when nothing has used the GPUs yet
 RESTART_S, RESTART_MAX_S = 5.0, 300.0
 MAX_LINE_BYTES = 1 << 20
+NORMAL = ("power cap",)  # a GPU at work meets its power limit
 HOT_C = 90.0  # most data-centre GPUs throttle between 85 and 95 degrees
 
 COMMAND = (sys.executable, "-m", "agents.monitors.nvml_child")
 
 
-def judge(reading: GpuReading) -> tuple[Health, str]:
+RECOVERY = ("", "reset the GPU", "reboot the node", "drain its peers", "drain, then reset the GPU",
+            "recover the IMEX domain", "reset its bus", "reboot the system")  # fmt: skip
+
+
+class GpuLimits(msgspec.Struct, frozen=True):
+    hot_c: float = HOT_C
+
+
+def judge(reading: GpuReading, limits: GpuLimits = GpuLimits()) -> tuple[Health, str]:
+    """The worst that one reading says of a GPU. What it does not tell speaks neither for nor against it."""
     if reading.lost:
         return Health.UNHEALTHY, f"cannot be read: {reading.lost}"
-    if reading.temperature_c is not None and reading.temperature_c >= HOT_C:
+    more = reading.more
+    if action := int(more.get("recovery_action", 0)):
+        words = RECOVERY[action] if 0 < action < len(RECOVERY) else f"action {action}"
+        return Health.UNHEALTHY, f"its driver asks to {words}"
+    if more.get("remap_failure"):
+        return Health.UNHEALTHY, "a row of its memory could not be remapped"
+    if more.get("nvlinks_up", 0) < more.get("nvlinks", 0) and more.get("nvlinks_up"):  # all down: none in use
+        return Health.UNHEALTHY, f"{more['nvlinks'] - more['nvlinks_up']:.0f} of {more['nvlinks']:.0f} NVLinks are down"
+    if more.get("ecc_uncorrected"):
+        return Health.DEGRADED, f"{more['ecc_uncorrected']:.0f} uncorrected memory errors since its driver was loaded"
+    if more.get("remap_pending"):
+        return Health.DEGRADED, "a row remap waits for its next reset"
+    bad = [word for word in reading.throttle if word not in NORMAL]
+    if bad:
+        clock = f" at {more['clock_sm_mhz']:.0f} MHz" if "clock_sm_mhz" in more else ""
+        return Health.DEGRADED, f"slowed down{clock}: {', '.join(bad)}"
+    if reading.temperature_c is not None and reading.temperature_c >= limits.hot_c:
         return Health.DEGRADED, f"{reading.temperature_c:.0f} degrees C: it will slow down"
+    if more.get("pcie_width", 0) < more.get("pcie_width_max", 0):
+        return Health.DEGRADED, f"PCIe at {more['pcie_width']:.0f} of {more['pcie_width_max']:.0f} lanes"
     return Health.HEALTHY, "answers"
+
+
+_NOT_READ = GpuAnswer(note="not read yet")
 
 
 class ChildLost(Exception):
@@ -46,13 +77,28 @@ class ChildLost(Exception):
 class GpuMonitor:
     """`summary` never blocks; a thread asks the child. `command` is a parameter so that tests can hang it."""
 
-    def __init__(self, deadline_s: float, command: Sequence[str] = COMMAND, poll_s: float = POLL_S) -> None:
+    def __init__(
+        self,
+        deadline_s: float,
+        command: Sequence[str] = COMMAND,
+        poll_s: float = POLL_S,
+        *,
+        expect: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_xid: Callable[[XidSeen], None] = lambda xid: None,
+    ) -> None:
+        """`expect`: how many GPUs the node has. `environment`: more variables for the child. `on_xid` is called by the
+        monitor's thread for every Xid that NVML reports."""
         self._deadline_s = deadline_s
         self._command = command
         self._poll_s = poll_s
+        self._expect = expect
+        self._environment = dict(os.environ) | dict(environment or {})
+        self._on_xid = on_xid
+        self._wake_reader, self._wake = os.pipe2(os.O_CLOEXEC)
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self._answer = GpuAnswer(note="not read yet")
+        self._answer = _NOT_READ
         self._answered_at = time.monotonic()
         self._trouble = ""
         self._end = threading.Event()
@@ -63,19 +109,25 @@ class GpuMonitor:
 
     def close(self) -> None:
         self._end.set()
+        os.write(self._wake, b"x")
         if self._thread.is_alive():
             self._thread.join(self._deadline_s + 2)
         self._kill()
 
     def summary(self) -> GpuSummary:
         answer, trouble = self._answer, self._trouble
-        devices = [_view(reading) for reading in answer.gpus]
+        devices = [_view(reading, answer.simulated) for reading in answer.gpus]
         note = answer.note
         if trouble:
             age_s = time.monotonic() - self._answered_at
             old = f"; last reading {age_s:.0f} s ago" if devices else ""
             note = f"GPUs cannot be read: {trouble}{old}"
-        return GpuSummary(devices=devices, note=note, state=_overall(devices, trouble))
+        state = _overall(devices, trouble)
+        found = sum(1 for reading in answer.gpus if not reading.lost)
+        if not trouble and self._expect is not None and answer is not _NOT_READ and found < self._expect:
+            few = f"{self._expect} GPUs expected, {found} answer"
+            note, state = f"{few}; {note}" if note else few, Health.UNHEALTHY
+        return GpuSummary(devices=devices, note=note, state=state, simulated=answer.simulated)
 
     def _run(self) -> None:
         restart_s = RESTART_S
@@ -93,7 +145,33 @@ class GpuMonitor:
             if answer.final:
                 self._kill()
                 return
-            self._end.wait(self._poll_s)
+            try:
+                self._listen(self._poll_s)
+            except ChildLost:
+                continue  # the next question finds out
+
+    def _listen(self, for_s: float) -> None:
+        """Pass Xids on that come between two questions."""
+        until = time.monotonic() + for_s
+        while not self._end.is_set() and self._child is not None and (left_s := until - time.monotonic()) > 0:
+            pipe = self._child.stdout.fileno() if self._child.stdout is not None else -1
+            if b"\n" not in self._rest:
+                ready = select.select([pipe, self._wake_reader], [], [], left_s)[0]
+                if pipe not in ready:
+                    return
+                data = os.read(pipe, 65536)
+                if not data:
+                    raise ChildLost("its process ended")
+                self._rest += data
+                if len(self._rest) > MAX_LINE_BYTES:
+                    raise ChildLost("its process answers nonsense")
+            while b"\n" in self._rest:
+                line, _, self._rest = self._rest.partition(b"\n")
+                self._tell(_decoded(line))
+
+    def _tell(self, answer: GpuAnswer) -> None:
+        for xid in answer.xids:
+            self._on_xid(xid)
 
     def _ask(self) -> GpuAnswer:
         deadline_s = self._deadline_s
@@ -101,7 +179,12 @@ class GpuMonitor:
             deadline_s = max(START_DEADLINE_S, self._deadline_s) if self._command is COMMAND else self._deadline_s
             try:
                 self._child = subprocess.Popen(
-                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env=self._environment,
                 )
             except OSError as error:
                 raise ChildLost(f"its process cannot be started: {error.strerror}") from None
@@ -111,19 +194,22 @@ class GpuMonitor:
                 os.write(self._child.stdin.fileno(), b"\n")
             except OSError:
                 raise ChildLost("its process ended") from None
-        line = self._line(self._child, deadline_s)
-        try:
-            return msgspec.json.decode(line, type=GpuAnswer)
-        except (msgspec.DecodeError, ValueError):
-            raise ChildLost("its process answers nonsense") from None
-
-    def _line(self, child: subprocess.Popen[bytes], deadline_s: float) -> bytes:
         deadline = time.monotonic() + deadline_s
+        while True:
+            answer = _decoded(self._line(self._child, deadline, deadline_s))
+            if not answer.xids:
+                return answer
+            self._tell(answer)
+
+    def _line(self, child: subprocess.Popen[bytes], deadline: float, deadline_s: float) -> bytes:
         pipe = child.stdout.fileno() if child.stdout is not None else -1
         while b"\n" not in self._rest:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-                raise ChildLost(f"NVML did not answer within {deadline_s:g} s")
+            ready = select.select([pipe, self._wake_reader], [], [], left_s)[0] if left_s > 0 else []
+            if self._end.is_set():
+                raise ChildLost("the monitor ends")
+            if pipe not in ready:
+                raise ChildLost(f"GPU probe hangs: NVML did not answer within {deadline_s:g} s")
             data = os.read(pipe, 65536)
             if not data:
                 raise ChildLost("its process ended")
@@ -147,7 +233,14 @@ class GpuMonitor:
             pass  # in the kernel, with the driver; init gets it when it comes back
 
 
-def _view(reading: GpuReading) -> GpuView:
+def _decoded(line: bytes) -> GpuAnswer:
+    try:
+        return msgspec.json.decode(line, type=GpuAnswer)
+    except (msgspec.DecodeError, ValueError):
+        raise ChildLost("its process answers nonsense") from None
+
+
+def _view(reading: GpuReading, simulated: bool) -> GpuView:
     health, reason = judge(reading)
     return GpuView(
         index=reading.index,
@@ -160,6 +253,10 @@ def _view(reading: GpuReading) -> GpuView:
         power_w=reading.power_w,
         state=health,
         reason=reason,
+        simulated=simulated,
+        readings=reading.more,
+        throttle=list(reading.throttle),
+        pids=list(reading.pids),
     )
 
 

@@ -308,7 +308,8 @@ def _far_end(snapshot: Snapshot, nic: NicView) -> str:
 def _of_gpus(view: NodeView) -> Iterator[Problem]:
     for gpu in view.gpus.devices:
         if gpu.state in (Health.DEGRADED, Health.UNHEALTHY):
-            yield Problem(f"{view.name}/gpu{gpu.index}", f"{gpu.name}: {gpu.reason}", "", Urgency.HARDWARE)
+            mark = " (simulated)" if gpu.simulated else ""
+            yield Problem(f"{view.name}/gpu{gpu.index}", f"{gpu.name}{mark}: {gpu.reason}", "", Urgency.HARDWARE)
 
 
 def fault_on(faults: list[FaultView], target: str) -> FaultView | None:

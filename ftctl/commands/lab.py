@@ -49,6 +49,8 @@ JobOption = Annotated[
     str,
     typer.Option("--job", metavar="JOB", help="training, or nccl: a rank a node moves bytes through the NCCL plugin."),
 ]
+GpusOption = Annotated[int, typer.Option("--gpus", help="Simulated GPUs of each node; no training runs on them.")]
+ProfileOption = Annotated[str, typer.Option("--gpu-profile", metavar="MODEL", help="Their model: h100 or h200.")]
 WhichOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--name", help="Which lab [default: the only one].", show_default=False),
@@ -72,6 +74,8 @@ def up(
     evict_hung: EvictHungOption = False,
     evict_diverged: EvictDivergedOption = False,
     job: JobOption = "training",
+    gpus: GpusOption = 0,
+    gpu_profile: ProfileOption = "h100",
     output: OutputOption = None,
 ) -> None:
     """Make a lab: namespaces, links, coordinator, agents and training processes. Returns when all replicas train.
@@ -105,6 +109,8 @@ def up(
         evict_hung=evict_hung,
         evict_diverged=evict_diverged,
         job=job,
+        gpus=gpus,
+        gpu_profile=gpu_profile,
     )
     with progress(world, f"making lab {name}") as talk:
         lab = lifecycle.bring_up(

@@ -100,6 +100,8 @@ def agent_config(
         "rails": [rail.name for rail in node.rails],
         "management_nic": node.management.name,
     }
+    if options.gpus:
+        config["simulated_gpus"] = {"count": options.gpus, "profile": options.gpu_profile}
     if options.job == NCCL:
         return config
     config["coordinator"] = {

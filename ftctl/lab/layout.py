@@ -24,6 +24,8 @@ MEETING_PORT = 7620  # where the ranks of an NCCL job meet, at node0
 AGENT_PORT = 7610
 FABRIC_ADDRESS = "10.99.0.254"
 MANAGEMENT = "mgmt0"
+MAX_GPUS = 64  # of a node
+GPU_PROFILES = ("h100", "h200")
 TRAINING, NCCL = JOBS = ("training", "nccl")
 
 # Names end up in socket paths (108 bytes at most) and in job names.
@@ -40,6 +42,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `evict_hung`: the coordinator takes a hung replica out, instead of only showing it.
     `evict_diverged`: and a replica whose results differ from those of the majority.
     `ranks`: processes of a replica, which share its model.
+    `gpus`: simulated GPUs of each node, of the model `gpu_profile`.
     `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
     """
 
@@ -57,6 +60,8 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     evict_hung: bool = False
     evict_diverged: bool = False
     job: str = TRAINING
+    gpus: int = 0
+    gpu_profile: str = "h100"
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -128,6 +133,10 @@ def check(options: LabOptions) -> None:
     _within("steps", options.steps, 0, 10**9)
     _within("seed", options.seed, 0, MAX_SEED)
     _within("min-replicas", options.min_replicas, 1, options.replicas)
+    _within("gpus", options.gpus, 0, MAX_GPUS)
+    if options.gpu_profile not in GPU_PROFILES:
+        known = ", ".join(GPU_PROFILES)
+        raise UsageProblem(f"--gpu-profile {options.gpu_profile}", f"not one of {known}", "ftctl lab up --help")
     if options.rate:
         rate_bits(options.rate)
 

@@ -156,7 +156,10 @@ def _gpus(view: NodeView) -> Cell:
     if not devices:
         return Text(view.gpus.note or "none", style=FAINT)
     bad = [gpu for gpu in devices if gpu.state.value in ("degraded", "unhealthy")]
-    return Text(f"{len(devices)}, {len(bad)} bad", style=BAD) if bad else Text(str(len(devices)), style=GOOD)
+    count = f"{len(devices)} simulated" if view.gpus.simulated else str(len(devices))
+    if view.gpus.note:  # the probe hangs, or some are missing
+        return Text(f"{count}: {view.gpus.note}", style=BAD)
+    return Text(f"{count}, {len(bad)} bad", style=BAD) if bad else Text(count, style=GOOD)
 
 
 def rail(view: NodeView, nic: NicView, *, wide: bool) -> Text:

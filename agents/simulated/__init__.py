@@ -1,0 +1,1 @@
+"""A GPU library without GPUs (nvml.cpp); agents/host/simgpus.py writes its state."""
