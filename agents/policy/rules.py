@@ -73,7 +73,8 @@ def parse(text: str, name: str = "policy") -> Policy:
     entries = top.get("rules")
     if not isinstance(entries, list) or not entries:
         raise PolicyProblem(f"{name}:1: rules must be a list of at least one rule")
-    rules = tuple(_rule(entry, f"{name}:{entries.lc.item(i)[0] + 1}", name) for i, entry in enumerate(entries))
+    marks: Any = entries  # ruamel keeps the lines in `lc`
+    rules = tuple(_rule(entry, f"{name}:{marks.lc.item(i)[0] + 1}", name) for i, entry in enumerate(entries))
     for i, rule in enumerate(rules):
         for earlier in rules[:i]:
             if earlier.name == rule.name:
@@ -90,9 +91,10 @@ def parse(text: str, name: str = "policy") -> Policy:
 def _mapping(value: Any, where: str, name: str, known: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise PolicyProblem(f"{where}: a mapping of {', '.join(known)} is expected")
+    marks: Any = value
     for key in value:
         if key not in known:
-            raise PolicyProblem(f"{name}:{value.lc.key(key)[0] + 1}: unknown key {key!r}; known: {', '.join(known)}")
+            raise PolicyProblem(f"{name}:{marks.lc.key(key)[0] + 1}: unknown key {key!r}; known: {', '.join(known)}")
     return value
 
 
