@@ -2,6 +2,7 @@
 # make test   set up, then run the tests; JOBS=2: in two processes beside each other
 # make soak   the long tests: failures at every point of a step, storms over a lab; SOAK_SECONDS=1200, SOAK_SEED to repeat one
 # make chaos  all playbooks, each in a lab: JUnit XML, an HTML report and a summary in build/chaos; TAG=quick for some
+# make vm     faults that need netem, in a small virtual machine with Debian's kernel (qemu-system-x86, busybox-static)
 # make setup  the set-up alone (.venv at the project's root); again in a second when nothing changed
 # make check  linters, types, import rules
 # make gpu-check  what needs a GPU, under 8 minutes; figures in build/gpu.json
@@ -19,7 +20,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 STAMP := .venv/.ftctl-setup
 NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*) $(wildcard ftar_core/native/csrc/nccl/*) $(wildcard ftar_core/bench/csrc/*)
 
-.PHONY: setup demo test soak chaos gpu-check check simulation native-tools test-native fuzz storm clean
+.PHONY: setup demo test soak vm chaos gpu-check check simulation native-tools test-native fuzz storm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -54,6 +55,13 @@ soak: setup
 
 gpu-check: setup
 	@tests/gpu/run.sh
+
+# The kernel is unpacked, not installed
+vm: setup
+	@[ -d build/vm/kernel ] || { mkdir -p build/vm && cd build/vm && \
+	  apt-get download "$$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: //p')" && \
+	  dpkg-deb -x linux-image-*.deb kernel.new && mv kernel.new kernel && rm linux-image-*.deb; }
+	@.venv/bin/python -m pytest -m vm tests/vm $(PYTEST_ARGS)
 
 chaos: setup
 	@mkdir -p build/chaos
