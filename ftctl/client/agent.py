@@ -79,6 +79,10 @@ class AgentClient:
     async def uncordon(self, request: CordonRequest) -> CordonAnswer:
         return await self._post("/v1/node/uncordon", request, CordonAnswer)
 
+    async def metrics(self) -> str:
+        """In Prometheus' text format."""
+        return (await self._ask("GET", "/metrics", deadline_s=self.timeout_s)).decode("utf-8", "replace")
+
     async def links(self, *, rail: str, state: str, pid: int | None, each: bool) -> LinksAnswer:
         query = {"rail": rail, "state": state, "each": str(each).lower(), **({"pid": str(pid)} if pid else {})}
         return await self._get("/v1/links", LinksAnswer, query)
@@ -154,6 +158,28 @@ class AgentClient:
         query: Mapping[str, str] | None = None,
         content: bytes = b"",
     ) -> T:
+        body = await self._ask(method, path, deadline_s=deadline_s, query=query, content=content)
+        try:
+            answer: T = _adapter(kind).validate_json(body)  # type: ignore[arg-type]
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise CliError(
+                f"agent of {self.node}",
+                f"its answer to {method} {path} is not of this version's contract ({where}: {first['msg']})",
+                "compare the versions: ftctl version, and ft-agent on that node",
+            ) from None
+        return answer
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        deadline_s: float,
+        query: Mapping[str, str] | None = None,
+        content: bytes = b"",
+    ) -> bytes:
         sent = False
 
         async def trace(event: str, _info: Mapping[str, Any]) -> None:
@@ -179,17 +205,7 @@ class AgentClient:
             ) from None
         if status != 200:
             raise self._refusal(status, body)
-        try:
-            answer: T = _adapter(kind).validate_json(body)  # type: ignore[arg-type]
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise CliError(
-                f"agent of {self.node}",
-                f"its answer to {method} {path} is not of this version's contract ({where}: {first['msg']})",
-                "compare the versions: ftctl version, and ft-agent on that node",
-            ) from None
-        return answer
+        return body
 
     async def _exchange(self, request: httpx.Request) -> tuple[int, bytes]:
         response = await self._http.send(request, stream=True)

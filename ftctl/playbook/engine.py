@@ -21,7 +21,7 @@ from ftctl.errors import CliError
 from ftctl.exit_codes import ExitCode
 from ftctl.playbook import actions, probing
 from ftctl.playbook.expressions import evaluate
-from ftctl.playbook.facts import Facts
+from ftctl.playbook.facts import Facts, look
 from ftctl.playbook.journal import Journal, JournalError
 from ftctl.playbook.running import Incident, Run
 from ftctl.playbook.schema import Playbook, Probe
@@ -191,7 +191,7 @@ async def _watch(playbook: Playbook, run: Run) -> str:
         now = run.agents.world.monotonic()
         run.journal.write("sample", **_sample(snapshot))
         for index, stop in enumerate(playbook.stop_if):
-            finding = evaluate(stop.expect, Facts(snapshot))
+            finding = evaluate(stop.expect, await look(run.agents, stop.expect, snapshot))
             if not finding.met:
                 since.pop(index, None)
             elif now - since.setdefault(index, now) >= stop.within:
@@ -202,8 +202,8 @@ async def _watch(playbook: Playbook, run: Run) -> str:
 def _sample(snapshot: Snapshot) -> dict[str, object]:
     """What the report's timeline is drawn from."""
     job = snapshot.job
-    look = Facts(snapshot)
-    found: dict[str, object] = {"rails_down": look("rails.down"), "faults": look("faults.active")}
+    facts = Facts(snapshot)
+    found: dict[str, object] = {"rails_down": facts("rails.down"), "faults": facts("faults.active")}
     if job is not None:
         losses = [r.loss for r in job.replicas if r.state == "contributing" and r.loss is not None]
         found |= {

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 Value = bool | int | float | str
 MAX_TEXT = 500
 
-_TOKEN = re.compile(r"\s*(?:(?P<op>==|!=|<=|>=|<|>)|(?P<text>\"[^\"]*\"|'[^']*')|(?P<word>[A-Za-z0-9_./:%+-]+))")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<op>==|!=|<=|>=|<|>)|(?P<text>\"[^\"]*\"|'[^']*')|(?P<word>[A-Za-z0-9_./:%+-]+(?:\{[^{}]*\})?))"
+)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,

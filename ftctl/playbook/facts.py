@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from statistics import fmean
 
 from agents.api.models import FaultState, JobState, NicView, ReplicaState
-from ftctl.client.cluster import Snapshot
+from ftctl.client.cluster import Agents, Snapshot
 from ftctl.client.replicas import STATES
-from ftctl.playbook.expressions import Unknown, Value
+from ftctl.playbook import metrics
+from ftctl.playbook.expressions import Expression, Unknown, Value
 
 REPLICA_FIELDS = ("state", "step", "loss", "incarnation", "slot", "pace", "straggler", "heartbeat_age_ms", "reason")
 RAIL_FIELDS = ("state", "up", "carrier", "injected", "speed_mbit")
@@ -28,17 +29,21 @@ CATALOG: dict[str, str] = {
     "faults.stuck": "faults that could not be taken back",
     "agents.reachable": "agents that answer",
     "agents.unreachable": "agents that do not",
+    "metric.NAME{label=value,...}": "of the agents' /metrics; `node` is the agent; metric.sum:NAME for several series",
 }
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Looks facts up in one snapshot."""
+    """Looks facts up in one snapshot, and in the metrics that were read for the condition."""
 
     snapshot: Snapshot
+    said: metrics.Read = field(default_factory=dict)
 
     def __call__(self, fact: str) -> Value:
         """Raises Unknown."""
+        if fact.startswith(metrics.PREFIX):
+            return metrics.value(fact, self.said)
         head, _, rest = fact.partition(".")
         look = _HEADS.get(head)
         if look is None or not rest:
@@ -46,8 +51,15 @@ class Facts:
         return look(self.snapshot, rest)
 
 
+async def look(agents: Agents, condition: Expression, snapshot: Snapshot) -> Facts:
+    """The snapshot, and what else this condition asks about."""
+    return Facts(snapshot, await metrics.read(agents, condition))
+
+
 def problem(fact: str) -> str:
     """What is wrong with the name of a fact; empty if it can be asked for. What a cluster has is not known here."""
+    if fact.startswith(metrics.PREFIX):
+        return metrics.problem(fact)
     head, _, rest = fact.partition(".")
     *_, last = fact.split(".")
     fields: dict[str, tuple[str, ...]] = {

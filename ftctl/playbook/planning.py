@@ -15,7 +15,7 @@ from ftctl.exit_codes import ExitCode, most_urgent
 from ftctl.playbook import schema as s
 from ftctl.playbook.actions import aim_of, request_for, sentence
 from ftctl.playbook.expressions import evaluate
-from ftctl.playbook.facts import Facts
+from ftctl.playbook.facts import look
 from ftctl.playbook.schema import Playbook
 from ftctl.playbook.selecting import Aim, pick_replica
 
@@ -38,7 +38,7 @@ async def plan(playbook: Playbook, agents: Agents, *, seed: int, environment: st
     if environment not in playbook.environments:
         why = f"refused: this cluster's environment is {environment or 'not named'}"
         lines.append(Line("environment", ", ".join(playbook.environments), "", why, ExitCode.REFUSED))
-    lines += [_probe(probe, snapshot) for probe in playbook.steady_state]
+    lines += [await _probe(probe, snapshot, agents) for probe in playbook.steady_state]
     for action in playbook.method:
         lines += await _action("method", action, snapshot, agents, rng)
     for action in playbook.cleanup:
@@ -47,10 +47,10 @@ async def plan(playbook: Playbook, agents: Agents, *, seed: int, environment: st
     return lines
 
 
-def _probe(probe: Any, snapshot: Snapshot) -> Line:
+async def _probe(probe: Any, snapshot: Snapshot, agents: Agents) -> Line:
     if not isinstance(probe, s.Expect):
         return Line("steady state", sentence(probe), "this machine", "not tried in a plan")
-    finding = evaluate(probe.expect, Facts(snapshot))
+    finding = evaluate(probe.expect, await look(agents, probe.expect, snapshot))
     code = ExitCode.OK if finding.met else ExitCode.NO_STEADY_STATE
     return Line(
         "steady state", str(probe.expect), "", finding.sentence if finding.met else f"not met: {finding.sentence}", code

@@ -10,7 +10,7 @@ import httpx
 from ftctl.client.cluster import Agents, Snapshot
 from ftctl.durations import show
 from ftctl.playbook.expressions import Expression, Finding, evaluate
-from ftctl.playbook.facts import Facts
+from ftctl.playbook.facts import look
 from ftctl.playbook.schema import Command, Expect, Http, Probe
 
 POLL_S = 0.1
@@ -37,7 +37,7 @@ async def until(
     deadline = clock() + within_s
     while True:
         snapshot = await agents.snapshot()
-        finding = evaluate(condition, Facts(snapshot))
+        finding = evaluate(condition, await look(agents, condition, snapshot))
         if finding.met:
             return finding
         if clock() >= deadline:

@@ -130,6 +130,7 @@ class FakeAgent:
         ]
         self.problems: list[m.ProblemView] = []
         self.cordon: cordon.CordonView | None = None
+        self.metrics = ""
         self.stacks: list[evidence.RankStacks] = []
         self.links = LinkBook(0.0)
         self.reports_links = True  # of its ranks
@@ -214,6 +215,9 @@ class FakeAgent:
             _answer(http, 200, b"[" + b" " * (17 * 1024 * 1024) + b"]")
             return
         try:
+            if path.path == "/metrics" and http.headers.get("authorization") == f"Bearer {TOKEN}":
+                _answer(http, 200, self.metrics.encode())
+                return
             if path.path != "/healthz" and http.headers.get("authorization") != f"Bearer {TOKEN}":
                 raise refuse("unauthorized", f"agent of {self.name}", "the token is not known here")
             _answer(http, 200, _json(self._route(method, path.path, parse_qs(path.query), body)))

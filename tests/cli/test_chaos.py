@@ -276,3 +276,19 @@ def test_lists_and_schema(bare: Run, book: Path, folder: Path) -> None:
     book.write_text("version: 1\n")
     assert bare("chaos", "validate", str(book)).code == 2
     assert bare("chaos", "init", str(book)).code == 2, "nothing is overwritten"
+
+
+def test_a_metric_is_a_fact_like_any_other(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    line = "  - {expect: 'metric.ftctl_nic_carrier{node=node1,nic=rail0} == 1', within: 1s}\n"
+    book.write_text(book.read_text().replace("method:\n", f"{line}method:\n"))
+    assert ftctl("chaos", "validate", str(book)).code == 0
+    missing = ftctl("chaos", "plan", str(book))
+    assert missing.code == 3
+    assert "no agent has such a series" in missing.out
+    cluster["node1"].metrics = 'ftctl_nic_carrier{nic="rail0",role="rail"} 1.0\n'
+    assert ftctl("chaos", "plan", str(book)).code == 0
+    assert ftctl("chaos", "run", str(book)).code == 0
+    book.write_text(book.read_text().replace("{node=node1,nic=rail0}", "{node}"))
+    wrong = ftctl("chaos", "validate", str(book))
+    assert wrong.code == 2
+    assert "label=value is expected" in wrong.out + wrong.err
