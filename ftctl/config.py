@@ -31,7 +31,7 @@ from agents.api.models import DEFAULT_PORT
 from ftar_core.errors import SettingsError
 from ftar_core.wire.ids import valid_name
 from ftar_core.wire.tokens import read_token
-from ftctl import durations
+from ftctl import durations, nearest
 from ftctl.context import World
 from ftctl.errors import UsageProblem
 from ftctl.options import OutputFormat
@@ -79,8 +79,10 @@ class Inventory:
         for node in self.nodes:
             if node.name == name:
                 return node
-        known = _some(node.name for node in self.nodes)
-        raise UsageProblem(f"node {name}", f"not in the inventory {self.source} (it has {known})", "ftctl status")
+        every = [node.name for node in self.nodes]
+        near = nearest.names(name, every)
+        known = f"nearest: {', '.join(near)}" if near else f"it has {_some(every)}"
+        raise UsageProblem(f"node {name}", f"not in the inventory {self.source} ({known})", "ftctl status")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from agents.api.models import FaultView, JobState, NodeView
 from ftar_core.wire.exits import RankExit
+from ftctl import nearest
 from ftctl.client.agent import AgentClient, open_http, tls_context
 from ftctl.config import Flags, Inventory, load
 from ftctl.context import World
@@ -103,11 +104,10 @@ class Snapshot:
         names = self.replica_names()
         if name in names:
             return name
+        known = nearest.among(name, names)
         if missing := self.unreachable():
-            known = f"{', '.join(names) or 'none'}; no answer from {', '.join(missing)}"
-        else:
-            known = ", ".join(names) or "none"
-        raise UsageProblem(f"replica {name}", f"unknown in job {self.job_name} (known: {known})", "ftctl status")
+            known += f"; no answer from {', '.join(missing)}"
+        raise UsageProblem(f"replica {name}", f"unknown in job {self.job_name} ({known})", "ftctl status")
 
 
 def short_name(text: str, job: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agents.api.models import EventRecord, LinkRow, NicView, ReplicaState
+from ftctl import nearest
 from ftctl.client import links
 from ftctl.client.cluster import Snapshot
 from ftctl.client.problems import Problem, Urgency, is_bad, rail_word
@@ -30,9 +31,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`action` is what to do next, possibly empty. `kind`: replica | rail."""
+    """`action` is what to do next, possibly empty. `kind`: replica | rail | node | fault."""
 
-    replica: str  # or the rail, NODE/NIC
+    replica: str  # or the rail (NODE/NIC), the node, `fault ID`
     state: str
     summary: str
     findings: tuple[Finding, ...]
@@ -102,8 +103,9 @@ def rail(snapshot: Snapshot, node: str, nic: str, rows: list[LinkRow], events: l
     view = next((view for view in snapshot.views() if view.name == node), None)
     found = next((one for one in view.nics if one.name == nic), None) if view else None
     if view is None or found is None:
-        have = ", ".join(one.name for one in view.nics if one.role == "rail") if view else "its agent does not answer"
-        raise UsageProblem(f"rail {node}/{nic}", f"unknown ({have or 'no rails declared'})", "ftctl status")
+        rails = [one.name for one in view.nics if one.role == "rail"] if view else []
+        have = nearest.among(nic, rails) if rails else "no rails declared" if view else "its agent does not answer"
+        raise UsageProblem(f"rail {node}/{nic}", f"unknown ({have})", "ftctl status")
     name = f"{node}/{nic}"
     total = links.over(view, found)
     known = links.peers(snapshot)

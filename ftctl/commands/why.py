@@ -1,4 +1,4 @@
-"""`ftctl why replica R`, `ftctl why rail NODE/NIC`: all that is known about why it is in its state, and what to do."""
+"""`ftctl why replica R | rail NODE/NIC | node N | fault ID`: all that is known about why it is so, and what to do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ftctl.exit_codes import ExitCode
 from ftctl.options import plain_group, with_cluster
 
 if TYPE_CHECKING:
-    from agents.api.models import EventRecord
+    from agents.api.models import EventRecord, FaultView
     from ftctl.client.cluster import Agents, Cluster, Snapshot
+    from ftctl.client.explain import Explanation
 
 app = plain_group("Explain why something is in its state.")
 
@@ -25,8 +26,6 @@ def replica(cluster: Cluster, name: ReplicaName) -> ExitCode | None:
     Exit code 0 whenever there is an answer, whatever the replica's state is.
     """
     from ftctl.client import events, explain
-    from ftctl.render import document, tables
-    from ftctl.render import why as view
 
     async def ask(agents: Agents) -> tuple[Snapshot, list[EventRecord]]:
         snapshot = await agents.snapshot()
@@ -36,11 +35,7 @@ def replica(cluster: Cluster, name: ReplicaName) -> ExitCode | None:
 
     snapshot, found = cluster.run(ask)
     answer = explain.replica(snapshot, snapshot.replica(name), found)
-    if cluster.output.for_machines:
-        document.emit(cluster.world, cluster.output, view.document(answer))
-    else:
-        tables.show(cluster.world.console(), *view.parts(answer))
-    return ExitCode.OK
+    return _show(cluster, answer)
 
 
 @app.command()
@@ -56,8 +51,6 @@ def rail(
     from agents.api.models import LinksAnswer
     from ftctl.client import events, explain
     from ftctl.errors import CliError, UsageProblem
-    from ftctl.render import document, tables
-    from ftctl.render import why as view
 
     node, slash, nic = name.partition("/")
     if not (node and slash and nic):
@@ -74,6 +67,60 @@ def rail(
     if isinstance(rows, CliError):
         raise rows
     answer = explain.rail(snapshot, node, nic, rows.links, found)
+    return _show(cluster, answer)
+
+
+@app.command()
+@with_cluster
+def node(
+    cluster: Cluster, name: Annotated[str, typer.Argument(metavar="NODE", help="As ftctl status has it: node1.")]
+) -> ExitCode | None:
+    """Explain the state of a node: its agent, cordon, rails, GPUs, processes, replicas and faults, and events.
+
+    Exit code 0 whenever there is an answer, whatever the node's state is.
+    """
+    from ftctl.client import events, explain_node
+
+    name = cluster.inventory.node(name).name
+
+    async def ask(agents: Agents) -> tuple[Snapshot, list[EventRecord]]:
+        snapshot = await agents.snapshot()
+        found, _ = await events.everything(agents, [name], coordinator=True)
+        return snapshot, found
+
+    snapshot, found = cluster.run(ask)
+    return _show(cluster, explain_node.node(snapshot, name, found))
+
+
+@app.command()
+@with_cluster
+def fault(
+    cluster: Cluster,
+    name: Annotated[str, typer.Argument(metavar="ID", help="As ftctl faults has it, or how it begins: f-72253355.")],
+) -> ExitCode | None:
+    """Explain a fault: who injected it and why, what it does now, how it is taken back, and what happened since.
+
+    Exit code 0 whenever there is an answer, whatever the fault's state is.
+    """
+    from ftctl.client import events, explain_node
+    from ftctl.client.agent import AgentClient
+
+    async def ask(agents: Agents) -> tuple[Snapshot, FaultView, list[EventRecord]]:
+        snapshot = await agents.snapshot()
+        answers = await agents.each(AgentClient.faults)
+        known = [f for answer in answers.values() if isinstance(answer, list) for f in answer]
+        chosen = explain_node.choose(known, name)
+        found, _ = await events.everything(agents, [chosen.node], coordinator=True)
+        return snapshot, chosen, found
+
+    snapshot, chosen, found = cluster.run(ask)
+    return _show(cluster, explain_node.fault(snapshot, chosen, found))
+
+
+def _show(cluster: Cluster, answer: Explanation) -> ExitCode:
+    from ftctl.render import document, tables
+    from ftctl.render import why as view
+
     if cluster.output.for_machines:
         document.emit(cluster.world, cluster.output, view.document(answer))
     else:

@@ -8,7 +8,7 @@ from rich.text import Text
 from ftctl.client.explain import Explanation
 from ftctl.render import events
 from ftctl.render.document import SCHEMA, Document
-from ftctl.render.tables import BAD, GOOD, PASSING, replica_style, table
+from ftctl.render.tables import BAD, GOOD, PASSING, fault_style, replica_style, table
 
 
 def parts(answer: Explanation) -> list[ConsoleRenderable]:
@@ -28,13 +28,17 @@ def parts(answer: Explanation) -> list[ConsoleRenderable]:
 def _style(answer: Explanation) -> str:
     if answer.kind == "replica":
         return replica_style(answer.state)
+    if answer.kind == "fault":
+        return fault_style(answer.state)
+    if answer.kind == "node":
+        return {"healthy": GOOD, "cordoned": PASSING, "disturbed on purpose": PASSING}.get(answer.state, BAD)
     return {"UP": GOOD, "HOLD": PASSING, "PROBING": PASSING, "unused": PASSING}.get(answer.state, BAD)
 
 
 def document(answer: Explanation) -> Document:
     return {
         "schema": SCHEMA,
-        answer.kind: answer.replica,
+        answer.kind: answer.replica.removeprefix("fault "),
         "state": answer.state,
         "reason": answer.summary,
         "findings": [{"source": f.source, "text": f.text} for f in answer.findings],

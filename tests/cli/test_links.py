@@ -138,7 +138,7 @@ def test_links_has_a_row_for_each_peer_and_rail_and_filters(ftctl: Run, plain: F
         (("links", "--state", "sideways"), 2, "a rail is UP, DOWN, PROBING, HOLD"),
         (("links", "--node", "node9"), 2, "node9"),
         (("why", "rail", "node0"), 2, "NODE/NIC is expected"),
-        (("why", "rail", "node0/eth9"), 2, "rail node0/eth9: unknown (rail0, rail1)"),
+        (("why", "rail", "node0/eth9"), 2, "rail node0/eth9: unknown (known: rail0, rail1)"),
         (("why", "rail", "node9/rail0"), 2, "node9"),
     ],
 )
