@@ -6,7 +6,6 @@ import time
 
 from agents.api import models as m
 from agents.api.cordon import CordonView
-
 from ftctl import nearest
 
 from .conftest import Run
