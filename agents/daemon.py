@@ -24,6 +24,7 @@ from agents import tokens
 from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
+from agents.halt import Halt
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
 from agents.host.simgpus import SimulatedGpus, SimulationProblem
@@ -163,6 +164,8 @@ class _Daemon:
         ledger = Ledger(ledger_directory(settings.state_dir))
         job = partial(relay.facts, f"agent-{settings.node}")
         self._injector = Injector(ledger, machine, limits, emit, job=job)
+        self._halt = Halt(settings.state_dir / "halt.json", settings.node, emit)
+        self._injector.halted = self._halt.why
         self._cordon = Cordon(settings.state_dir / "cordon.json", settings.node, emit)
         self._deadlines = Deadlines(self._injector, emit, settings.node)
         self._kennel = Kennel(settings.state_dir)
@@ -190,6 +193,7 @@ class _Daemon:
             relay=relay,
             replicas=ReplicaActions(relay, self._supervisor, grace_s, self._cordon),
             cordon=self._cordon,
+            halt=self._halt,
             evidence=evidence,
             kennel=self._kennel,
             pid=os.getpid(),

@@ -107,6 +107,7 @@ def node_view(agent: Agent) -> NodeView:
             "processes": processes,
             "link_processes": agent.links.views(),
             "cordon": agent.cordon.view(),
+            "halt": agent.halt.view(),
             "faults": faults,
             "problems": found,
         }

@@ -7,6 +7,7 @@ from pydantic import Field
 from agents.api.base import Answer
 from agents.api.cordon import CordonView
 from agents.api.faults import FaultView
+from agents.api.halt import HaltView
 from agents.api.words import Health
 
 
@@ -237,5 +238,6 @@ class NodeView(Answer):
     processes: list[ProcessView]
     link_processes: list[LinkProcessView] = Field(default_factory=list)
     cordon: CordonView | None = None  # set apart: no replica is started here
+    halt: HaltView | None = None  # no fault is injected here
     faults: list[FaultView]  # not reverted ones, and those reverted in the last minute
     problems: list[ProblemView]

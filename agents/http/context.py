@@ -19,6 +19,7 @@ from agents.api.models import JobState
 from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
+from agents.halt import Halt
 from agents.host.errors import HostError
 from agents.injection.kennel import Kennel
 from agents.job import JobRelay
@@ -107,6 +108,7 @@ class Agent:
     relay: JobRelay
     replicas: ReplicaActions
     cordon: Cordon
+    halt: Halt
     evidence: Evidence
     kennel: Kennel
     pid: int

@@ -48,6 +48,7 @@ class _Node(Collector):
         yield _gauge("ftctl_agent_resident_bytes", "Memory of the agent", [((), view.agent.rss_mb * 2**20)])
         yield _gauge("ftctl_problems", "Problems of this node", [((), len(view.problems))])
         yield _gauge("ftctl_node_cordoned", "1 while the node is set apart", [((), view.cordon is not None)])
+        yield _gauge("ftctl_faults_halted", "1 while no fault is injected here", [((), view.halt is not None)])
         faults = [((s.value,), sum(f.state is s for f in view.faults)) for s in FaultState]
         yield _gauge("ftctl_faults", "Faults by state; reverted ones for a minute", faults, ("state",))
 

@@ -68,6 +68,7 @@ class Injector:
         self.book = Book(ledger, emit, limits.node)
         self._job = job
         self._closing = False
+        self.halted: Callable[[], str] = str  # why nothing may be injected here; empty: it may
         self.beats = Beats(ledger, machine, self.book, catalog)
 
     # --- views (never block) -----------------------------------------------------------------------------------------
@@ -186,8 +187,15 @@ class Injector:
         except LedgerError as error:
             raise FaultProblem("in-force", f"fault {entry.id}", f"not reverted: {error}", entry=entry) from None
 
-    def revert_all(self, why: str) -> list[Entry]:
-        """All open faults, each as it is afterwards. Raises FaultProblem if the ledger cannot be used."""
+    def revert_all(self, why: str, *, settle: bool = False) -> list[Entry]:
+        """All open faults, each as it is afterwards; with `settle` also one whose injection is under way now. Raises
+        FaultProblem if the ledger cannot be used."""
+        if settle:
+            try:
+                self.refresh()
+            except LedgerError as error:
+                reason = f"not all are taken back: {error}"
+                raise FaultProblem("in-force", f"faults of {self._limits.node}", reason) from None
         return [self.revert(entry.id, why) for entry in self.book.open()]
 
     def keep_alive(self, name: str) -> Entry:
@@ -272,6 +280,8 @@ class Injector:
             raise FaultProblem("refused", str(target), "this request was taken back before it arrived", "inject again")
         if self._closing:
             raise FaultProblem("refused", str(target), "the agent is ending")
+        if why := self.halted():
+            raise FaultProblem("refused", str(target), why, "ftctl faults allow --reason TEXT")
         if self.book.damaged:
             first = self.book.damaged[0]
             reason = f"{first.path} cannot be read ({first.reason}): a fault may be in force that nobody can take back"

@@ -20,6 +20,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agents.api.cordon import CordonAnswer, CordonRequest
 from agents.api.evidence import StacksAnswer, StacksRequest
+from agents.api.halt import HaltAnswer, HaltRequest
 from agents.api.models import (
     ERROR_CODES,
     ActionAnswer,
@@ -106,6 +107,12 @@ class AgentClient:
 
     async def revert_all(self) -> RevertAnswer:
         return await self._post("/v1/faults/revert-all", None, RevertAnswer)
+
+    async def halt(self, verb: str, request: HaltRequest) -> HaltAnswer:
+        """`verb`: halt or allow. Within `timeout_s` also for a halt: one agent that hangs must not keep the caller from
+        hearing about the others, and it may be asked again."""
+        content = request.model_dump_json().encode()
+        return await self._call("POST", f"/v1/faults/{verb}", HaltAnswer, content=content, deadline_s=self.timeout_s)
 
     async def events(self, after: int = 0, *, limit: int = 1000, wait_s: float = 0.0) -> EventsAnswer:
         query = {"after": str(after), "limit": str(limit), "wait_s": str(wait_s)}

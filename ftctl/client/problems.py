@@ -64,6 +64,7 @@ def find(snapshot: Snapshot) -> list[Problem]:
                 )
             )
     every += _of_coordinator(snapshot)
+    every += _of_halts(snapshot)
     for view in snapshot.views():
         every += _of_cordon(snapshot, view)
         every += _of_faults(view)
@@ -220,6 +221,21 @@ def _of_cordon(snapshot: Snapshot, view: NodeView) -> Iterator[Problem]:
         ago = show(max(0.0, snapshot.time - view.cordon.since))
         reason = f"cordoned by {view.cordon.by} {ago} ago: {view.cordon.reason}; no replica is started on it"
         yield Problem(view.name, reason, f"ftctl uncordon node {view.name}", Urgency.EXPECTED)
+
+
+def _of_halts(snapshot: Snapshot) -> Iterator[Problem]:
+    """One line for all nodes that were halted for the same reason: usually it is all of them."""
+    where: dict[tuple[str, str], list[NodeView]] = {}
+    for view in snapshot.views():
+        if view.halt is not None:
+            where.setdefault((view.halt.by, view.halt.reason), []).append(view)
+    for (by, reason), views in where.items():
+        ago = show(max(0.0, snapshot.time - min(v.halt.since for v in views if v.halt is not None)))
+        names = [view.name for view in views]
+        some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        on = f"all {len(names)} nodes" if len(names) == len(snapshot.nodes) else some
+        text = f"halted by {by} {ago} ago on {on}: {reason}; none is injected"
+        yield Problem("faults", text, "ftctl faults allow --reason TEXT", Urgency.EXPECTED)
 
 
 def _of_faults(view: NodeView) -> Iterator[Problem]:

@@ -190,6 +190,9 @@ async def _watch(playbook: Playbook, run: Run) -> str:
         snapshot = await run.snapshot()
         now = run.agents.world.monotonic()
         run.journal.write("sample", **_sample(snapshot))
+        for view in snapshot.views():
+            if view.halt is not None:
+                return f"faults were halted on {view.name} by {view.halt.by}: {view.halt.reason}"
         for index, stop in enumerate(playbook.stop_if):
             finding = evaluate(stop.expect, await look(run.agents, stop.expect, snapshot))
             if not finding.met:

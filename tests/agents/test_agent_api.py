@@ -80,6 +80,8 @@ ROLES: list[tuple[str, str, str, Any]] = [
     ("operator", "POST", "/v1/job/replicas/r1/rejoin", {"reason": "test"}),
     ("operator", "POST", "/v1/node/cordon", {"reason": "test", "dry_run": True}),
     ("operator", "POST", "/v1/node/uncordon", {"reason": "test"}),
+    ("operator", "POST", "/v1/faults/halt", {"reason": "test"}),
+    ("operator", "POST", "/v1/faults/allow", {"reason": "test"}),
     ("operator", "POST", "/v1/job/force-quorum", {"reason": "test"}),
     ("operator", "POST", "/v1/job/finish", {"reason": "test"}),
     ("operator", "POST", "/v1/replicas/r1/stop", {"reason": "test"}),

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from agents.api import cordon, evidence
+from agents.api import cordon, evidence, halt
 from agents.api import models as m
 from agents.host.linksockets import LinkAnswer, LinkSocket
 from agents.monitors.links import LinkBook
@@ -131,6 +131,7 @@ class FakeAgent:
         self.problems: list[m.ProblemView] = []
         self.cordon: cordon.CordonView | None = None
         self.metrics = ""
+        self.halt: halt.HaltView | None = None
         self.stacks: list[evidence.RankStacks] = []
         self.links = LinkBook(0.0)
         self.reports_links = True  # of its ranks
@@ -269,7 +270,12 @@ class FakeAgent:
             parts = path.strip("/").split("/")
             if path in ("/v1/node/cordon", "/v1/node/uncordon"):
                 return self._set_apart(path, cordon.CordonRequest.model_validate_json(body))
+            if path in ("/v1/faults/halt", "/v1/faults/allow"):
+                return self._halt(path, halt.HaltRequest.model_validate_json(body))
             if path == "/v1/faults":
+                if self.halt is not None:
+                    reason = f"faults are halted on {self.name} by {self.halt.by}: {self.halt.reason}"
+                    raise refuse("refused", self.name, reason, "ftctl faults allow --reason TEXT")
                 return self._inject(m.InjectRequest.model_validate_json(body))
             if path == "/v1/faults/revert-all":
                 return self._revert([f for f in self.faults if f.state is not m.FaultState.REVERTED])
@@ -357,6 +363,7 @@ class FakeAgent:
             processes=self.processes,
             link_processes=self.links.views(NOW),
             cordon=self.cordon,
+            halt=self.halt,
             faults=self.faults,
             problems=self.problems,
         )
@@ -424,6 +431,15 @@ class FakeAgent:
         if not wish.dry_run:
             self.cordon = view
         return cordon.CordonAnswer(changed=(before is None) != (view is None), cordon=view)
+
+    def _halt(self, path: str, wish: halt.HaltRequest) -> halt.HaltAnswer:
+        before = self.halt
+        if path == "/v1/faults/allow":
+            self.halt = None
+            return halt.HaltAnswer(changed=before is not None)
+        self.halt = before or halt.HaltView(by="operator", reason=wish.reason, since=time.time())
+        after = self._revert([f for f in self.faults if not f.state.over])
+        return halt.HaltAnswer(changed=before is None, halt=self.halt, faults=after.faults)
 
     def _revert(self, chosen: list[m.FaultView]) -> m.RevertAnswer:
         after = []
