@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -76,11 +78,16 @@ def test_a_process_that_dies_at_once_is_started_less_and_less_often() -> None:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> tuple[LabPaths, Manifest, credentials.Credentials]:
-    """A lab's files, without a lab."""
+def lab(tmp_path: Path) -> Iterator[tuple[LabPaths, Manifest, credentials.Credentials]]:
+    """A lab's files, without a lab. Sockets have short names; pytest's directories may be deep."""
+    with tempfile.TemporaryDirectory(prefix="ftctl-test-") as sockets:
+        yield _lab_in(tmp_path, Path(sockets))
+
+
+def _lab_in(tmp_path: Path, sockets: Path) -> tuple[LabPaths, Manifest, credentials.Credentials]:
     place = LabPaths(tmp_path / "lab")
     options = LabOptions(replicas=2)
-    manifest = Manifest(uuid="0123abcd-x", runtime_dir=str(tmp_path / "ftctl-0-0123abcd"), options=options, created=0)
+    manifest = Manifest(uuid="0123abcd-x", runtime_dir=str(sockets / "ftctl-0-0123abcd"), options=options, created=0)
     place.root.mkdir(mode=0o700)
     made = credentials.make(place, nodes(options))
     configure.write_all(
