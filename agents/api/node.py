@@ -72,6 +72,11 @@ class GpuView(Answer):
     throttle: list[str] = Field(default_factory=list)
     pids: list[int] = Field(default_factory=list)
 
+    @property
+    def title(self) -> str:
+        """Its name for people, who are told wherever it stands that it is not hardware."""
+        return f"{self.name} (simulated)" if self.simulated else self.name
+
 
 class GpuSummary(Answer):
     """`note` says why there are none, or why the reading is old ("no GPUs (NVML not found)")."""

@@ -159,12 +159,7 @@ class GpuMonitor:
                 ready = select.select([pipe, self._wake_reader], [], [], left_s)[0]
                 if pipe not in ready:
                     return
-                data = os.read(pipe, 65536)
-                if not data:
-                    raise ChildLost("its process ended")
-                self._rest += data
-                if len(self._rest) > MAX_LINE_BYTES:
-                    raise ChildLost("its process answers nonsense")
+                self._take(pipe)
             while b"\n" in self._rest:
                 line, _, self._rest = self._rest.partition(b"\n")
                 self._tell(_decoded(line))
@@ -210,14 +205,17 @@ class GpuMonitor:
                 raise ChildLost("the monitor ends")
             if pipe not in ready:
                 raise ChildLost(f"GPU probe hangs: NVML did not answer within {deadline_s:g} s")
-            data = os.read(pipe, 65536)
-            if not data:
-                raise ChildLost("its process ended")
-            self._rest += data
-            if len(self._rest) > MAX_LINE_BYTES:
-                raise ChildLost("its process answers nonsense")
+            self._take(pipe)
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+    def _take(self, pipe: int) -> None:
+        data = os.read(pipe, 65536)
+        if not data:
+            raise ChildLost("its process ended")
+        self._rest += data
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise ChildLost("its process answers nonsense")
 
     def _kill(self) -> None:
         child, self._child = self._child, None

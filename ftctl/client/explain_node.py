@@ -82,7 +82,7 @@ def _of_view(view: NodeView) -> Iterator[Finding]:
         yield Finding(source, view.gpus.note or "no GPUs")
     for gpu in view.gpus.devices:
         why = f": {gpu.reason}" if gpu.reason else ""
-        yield Finding(source, f"gpu{gpu.index} {gpu.name} is {gpu.state.value}{why}")
+        yield Finding(source, f"gpu{gpu.index} {gpu.title} is {gpu.state.value}{why}")
     for process in view.processes:
         pid = f", pid {process.pid}" if process.pid else ""
         why = f": {process.reason}" if process.reason else ""

@@ -324,8 +324,7 @@ def _far_end(snapshot: Snapshot, nic: NicView) -> str:
 def _of_gpus(view: NodeView) -> Iterator[Problem]:
     for gpu in view.gpus.devices:
         if gpu.state in (Health.DEGRADED, Health.UNHEALTHY):
-            mark = " (simulated)" if gpu.simulated else ""
-            yield Problem(f"{view.name}/gpu{gpu.index}", f"{gpu.name}{mark}: {gpu.reason}", "", Urgency.HARDWARE)
+            yield Problem(f"{view.name}/gpu{gpu.index}", f"{gpu.title}: {gpu.reason}", "", Urgency.HARDWARE)
 
 
 def fault_on(faults: list[FaultView], target: str) -> FaultView | None:

@@ -132,6 +132,7 @@ class FakeAgent:
         self.cordon: cordon.CordonView | None = None
         self.metrics = ""
         self.halt: halt.HaltView | None = None
+        self.gpus = m.GpuSummary(note="no GPUs (NVML not found)")
         self.stacks: list[evidence.RankStacks] = []
         self.links = LinkBook(0.0)
         self.reports_links = True  # of its ranks
@@ -327,7 +328,7 @@ class FakeAgent:
                 pid=77, age_s=12.5, version="0.1.0", rss_mb=40.0, cpu_percent=0.3, allow_faults=True, watchdog_pid=78
             ),
             nics=self.nics,
-            gpus=m.GpuSummary(note="no GPUs (NVML not found)"),
+            gpus=self.gpus,
             ranks=[
                 m.RankView(
                     job="main",

@@ -6,6 +6,7 @@ import time
 
 from agents.api import models as m
 from agents.api.cordon import CordonView
+from agents.api.words import Health
 from ftctl import nearest
 
 from .conftest import Run
@@ -37,6 +38,15 @@ def test_why_a_node_is_as_it_is_from_its_agent_to_the_replicas_on_it(ftctl: Run,
     assert gone.code == 0
     assert gone.out.startswith("node1 is unreachable: ")
     assert "r1 is contributing" in gone.out, "what the coordinator says of what runs there"
+
+
+def test_gpus_that_are_not_hardware_are_called_simulated(ftctl: Run, cluster: FakeCluster) -> None:
+    gpu = m.GpuView(index=3, uuid="GPU-3", name="H100", simulated=True, state=Health.UNHEALTHY, reason="GPU is lost")
+    cluster["node1"].gpus = m.GpuSummary(devices=[gpu], simulated=True)
+    assert "gpu3 H100 (simulated) is unhealthy: GPU is lost\n" in ftctl("why", "node", "node1").out
+    problem = ftctl("status", "--problems").out
+    assert "node1/gpu3" in problem
+    assert "H100 (simulated): GPU is lost" in problem
 
 
 def test_why_a_fault_is_there_and_how_it_is_taken_back(ftctl: Run, cluster: FakeCluster) -> None:
