@@ -65,7 +65,7 @@ class Staging:
             if self._failed is not None:
                 raise FtarError(
                     f"gradients did not come from the device: {self._failed}",
-                    hint="a fault of the device ends its replica; the others go on. See: ftctl health",
+                    hint="a fault of the device ends its replica; the others go on. See: ftctl status",
                 ) from self._failed
 
     def drop(self) -> None:

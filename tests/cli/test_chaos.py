@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from agents.api import models as m
+from agents.api.halt import HaltView
 from ftctl.playbook.journal import read
 
 from .conftest import Run
@@ -122,6 +123,23 @@ def test_whatever_ends_the_method_everything_is_taken_back(
     assert said in result.err
     assert result.code == (1 if code == 2 else code), "in the middle of a run, what is wrong with it is a failure"
     assert injected(cluster) == 1
+    assert open_faults(cluster) == []
+    assert time.monotonic() - begun < 20
+
+
+def test_a_halt_ends_a_run(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    def halt() -> None:
+        while not injected(cluster):
+            time.sleep(0.01)
+        cluster["node2"].halt = HaltView(by="ann", reason="real incident", since=time.time())
+
+    operator = threading.Thread(target=halt, daemon=True)
+    operator.start()
+    book.write_text(BOOK + "  - {sleep: 30s}\n")
+    begun = time.monotonic()
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 4
+    assert "faults were halted on node2 by ann: real incident" in result.err
     assert open_faults(cluster) == []
     assert time.monotonic() - begun < 20
 
