@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from agents.host.errors import HostError
+from agents.host.signals import held_back
 
 CHECK_S = 2.0
 
@@ -36,22 +37,23 @@ class Kennel:
             except OSError as error:
                 raise HostError.of("start the watchdog (pidfd_open)", error) from None
             try:
-                self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "agents.injection.watchdog",
-                        "--state-dir",
-                        str(self._state_dir.resolve()),
-                        "--agent-fd",
-                        str(own),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=(own,),
-                    start_new_session=True,
-                    cwd="/",
-                )
+                with held_back():
+                    self._process = subprocess.Popen(
+                        [
+                            sys.executable,
+                            "-m",
+                            "agents.injection.watchdog",
+                            "--state-dir",
+                            str(self._state_dir.resolve()),
+                            "--agent-fd",
+                            str(own),
+                        ],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        pass_fds=(own,),
+                        start_new_session=True,
+                        cwd="/",
+                    )
             except OSError as error:
                 raise HostError.of("start the watchdog", error) from None
             finally:

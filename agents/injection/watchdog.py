@@ -25,6 +25,7 @@ from types import FrameType
 
 from agents.api.words import FaultState
 from agents.host.machine import Machine
+from agents.host.signals import let_through
 from agents.injection.layout import ledger_directory, scratch_directory
 from agents.injection.ledger import Entry, Ledger, LedgerError
 from agents.injection.reverting import Reverter
@@ -124,6 +125,7 @@ def main() -> int:
             pass
 
     signal.signal(signal.SIGTERM, stop)
+    let_through()
     machine = Machine(scratch=scratch_directory(options.state_dir))
     ledger = Ledger(ledger_directory(options.state_dir))
     run(ledger, Watchdog(ledger, machine), options.agent_fd, stop_read)

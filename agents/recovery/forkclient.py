@@ -24,6 +24,7 @@ from pathlib import Path
 
 import agents
 from agents.host.processes import Handle, start_time_of
+from agents.host.signals import held_back
 from agents.recovery import logs
 from agents.recovery.records import (
     MESSAGE_LIMIT,
@@ -189,16 +190,17 @@ class ForkClient:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             log = logs.open_log(self.log_path)
             try:
-                self._started = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=package,
-                    env=env,
-                    start_new_session=True,
-                    close_fds=True,
-                )
+                with held_back():
+                    self._started = subprocess.Popen(
+                        argv,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        cwd=package,
+                        env=env,
+                        start_new_session=True,
+                        close_fds=True,
+                    )
             finally:
                 os.close(log)
         except OSError as error:

@@ -39,6 +39,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agents.host.processes import boot_id, boot_s, kill_session, start_time_of
+from agents.host.signals import let_through
 from agents.recovery import child, logs
 from agents.recovery.records import (
     MESSAGE_LIMIT,
@@ -152,6 +153,7 @@ class ForkServer:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        let_through()
         self._selector.register(self._wake, selectors.EVENT_READ)
         if not self._retired:
             self._selector.register(self._listener, selectors.EVENT_READ)

@@ -97,7 +97,7 @@ def test_an_old_incarnation_is_refused() -> None:
         old = core.Engine("job", b"secret", "r0", 77, LOOPBACK, options())
         try:
             old.prepare(epoch, [{"name": "r0", "incarnation": 77, "rails": old.endpoints()}, cluster.member(1)], 0)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 90
             wanted = "refused: incarnation 77 of r0 is not in this epoch (127.0.0.1)"
             while wanted not in {link["reason"] for link in old.links()}:
                 assert time.monotonic() < deadline, old.links()
@@ -133,7 +133,7 @@ def test_many_members_of_unknown_epochs_wait_within_a_bound() -> None:
                 for number in range(16):
                     members = [{"name": "r9", "incarnation": 1, "rails": engine.endpoints()}, cluster.member(1)]
                     engine.prepare(bytes([number] * 16), members, 0)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 90
             while not any("too many connections" in li["reason"] for e in eager for li in e.links()):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)

@@ -70,12 +70,12 @@ class Ranks:
 def test_ranks_end_together_and_have_checked_every_byte(tmp_path: Path) -> None:
     with Ranks(3, tmp_path, "--rounds", "10", "--round-ms", "5") as ranks:
         stranger = socket.socket()  # connects before any rank, says nonsense, stays
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while stranger.connect_ex(("127.0.0.1", ranks.port)) != 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         stranger.send(b'{"rank": 1, "world": 99, "handles": {}}\n')
-        said = [process.communicate(timeout=60)[1] for process in ranks.processes]
+        said = [process.communicate(timeout=180)[1] for process in ranks.processes]
         stranger.close()
         assert [process.returncode for process in ranks.processes] == [0, 0, 0], said
         messages = 2 * 2 * 10 * len(SIZES)  # peers, channels, rounds
@@ -88,12 +88,12 @@ def test_ranks_end_together_and_have_checked_every_byte(tmp_path: Path) -> None:
 
 def test_when_a_rank_is_killed_the_others_ask_to_be_started_again(tmp_path: Path) -> None:
     with Ranks(2, tmp_path) as ranks:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while ranks.report(1)["messages_checked"] == 0:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         ranks.processes[0].send_signal(signal.SIGKILL)
-        said = ranks.processes[1].communicate(timeout=60)[1]
+        said = ranks.processes[1].communicate(timeout=180)[1]
         assert ranks.processes[1].returncode == 75, said
         assert "rank 0 has ended" in said or "a connection is over" in said
         assert "Traceback" not in said
@@ -101,12 +101,12 @@ def test_when_a_rank_is_killed_the_others_ask_to_be_started_again(tmp_path: Path
 
 def test_sigterm_is_a_good_end(tmp_path: Path) -> None:
     with Ranks(2, tmp_path) as ranks:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while min(ranks.report(0)["messages_checked"], ranks.report(1)["messages_checked"]) == 0:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         ranks.processes[1].send_signal(signal.SIGTERM)
-        said = ranks.processes[1].communicate(timeout=60)[1]
+        said = ranks.processes[1].communicate(timeout=180)[1]
         assert ranks.processes[1].returncode == 0, said
         assert " 0 wrong" in said
 
@@ -119,7 +119,7 @@ def test_wrong_late_and_overrun_bytes_are_noticed(plugin: Plugin) -> None:
     def move(messages: int) -> None:
         goal = incoming.done + messages
         outgoing.owed += messages
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while incoming.done < goal or outgoing.busy:
             assert time.monotonic() < deadline
             outgoing.pump(time.monotonic())
