@@ -41,6 +41,10 @@ COMMANDS: dict[str, Lazy] = {
         "ftctl.commands.links",
         "Show the links of all processes, rail by rail: training ranks, and those that only run NCCL.",
     ),
+    "bundle": Lazy(
+        "ftctl.commands.bundle",
+        "Write one archive for an incident report: status, events, faults, links, metrics, health and audit, versions.",
+    ),
     "events": Lazy("ftctl.commands.events", "Show what happened, from all agents and the coordinator."),
     "inject": Lazy("ftctl.commands.inject", "Inject a fault that takes itself back."),
     "faults": Lazy("ftctl.commands.faults", "List faults: their state, time left and owner."),

@@ -84,7 +84,7 @@ def _with_shared_options(
     """Add the options; names, defaults and help come from `described`, whose first parameter they replace.
 
     A command with a `timeout` of its own (wait) leaves only `--agent-timeout` for that of the agents; one with an
-    `own_lab` has a `--lab` of its own meaning.
+    `own_lab` has a `--lab` of its own meaning, and one with an `own_output` a `-o` of its own.
     """
 
     def run(**given: Any) -> ExitCode | None:
@@ -95,7 +95,7 @@ def _with_shared_options(
             lab=given.pop("lab", None),
             token_file=given.pop("token_file"),
             timeout=given.pop("agent_timeout"),
-            output=given.pop("output"),
+            output=given.pop("output", None),
         )
         return command(flags, **given)
 
@@ -110,6 +110,8 @@ def _with_shared_options(
     }
     if "own_lab" in hints:  # chaos run, whose --lab brings one
         del shared["lab"]
+    if "own_output" in hints:  # bundle, whose -o names a file
+        del shared["output"]
     # Keyword-only throughout: typer calls by keyword, and options with defaults may then stand before required ones.
     keyword = [
         parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own

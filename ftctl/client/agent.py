@@ -82,7 +82,11 @@ class AgentClient:
 
     async def metrics(self) -> str:
         """In Prometheus' text format."""
-        return (await self._ask("GET", "/metrics", deadline_s=self.timeout_s)).decode("utf-8", "replace")
+        return await self.text("/metrics")
+
+    async def text(self, path: str) -> str:
+        """What a route answers, whatever it is."""
+        return (await self._ask("GET", path, deadline_s=self.timeout_s)).decode("utf-8", "replace")
 
     async def links(self, *, rail: str, state: str, pid: int | None, each: bool) -> LinksAnswer:
         query = {"rail": rail, "state": state, "each": str(each).lower(), **({"pid": str(pid)} if pid else {})}
