@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -14,6 +15,9 @@ for _number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# An agent on a busy machine answers late, and no test fails by that. Those that are about it say `--timeout`.
+os.environ.setdefault("FTCTL_TIMEOUT", "30s")
 
 TESTS = Path(__file__).parent
 # What makes namespaces and links, or measures; one of those at a time when tests run beside each other.

@@ -105,7 +105,7 @@ def _value(value: Any) -> str:
     return str(sorted(value["attrs"])) if isinstance(value, dict) and "attrs" in value else str(value)
 
 
-def settled(ipr: IPRoute, index: int, timeout_s: float = 5.0) -> set[str]:
+def settled(ipr: IPRoute, index: int, timeout_s: float = 60.0) -> set[str]:
     """The picture once no address is being checked for duplicates any more, and each has its local route: the kernel
     adds that one a moment later."""
     deadline = time.monotonic() + timeout_s

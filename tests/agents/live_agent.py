@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 TOKENS = {"viewer": "viewer-token-0000", "operator": "operator-token-00", "chaos": "chaos-token-00000"}
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
     """Liveness only: generous, and says what it waited for."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -63,7 +63,7 @@ class LiveAgent:
             )
         self._pids.add(self.process.pid)
         if wait:
-            until(self._answers, f"the agent answers; its log: {self.text()}", 60.0)
+            until(self._answers, f"the agent answers; its log: {self.text()}")
             watchdog = self.get("/v1/node").json()["agent"]["watchdog_pid"]
             if watchdog:
                 self._pids.add(watchdog)
@@ -80,24 +80,24 @@ class LiveAgent:
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def stop(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(90)
 
     def close(self) -> None:
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self.process is not None:
-            self.process.wait(10)
+            self.process.wait(60)
 
     def client(self, role: str = "chaos") -> httpx.Client:
         headers = {"Authorization": f"Bearer {TOKENS[role]}"} if role in TOKENS else {}
         transport = httpx.HTTPTransport(uds=str(self.socket))
-        return httpx.Client(transport=transport, base_url="http://agent", headers=headers, timeout=30)
+        return httpx.Client(transport=transport, base_url="http://agent", headers=headers, timeout=90)
 
     def get(self, path: str, role: str = "chaos") -> httpx.Response:
         with self.client(role) as client:

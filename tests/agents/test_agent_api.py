@@ -181,7 +181,7 @@ def test_two_clients_with_one_request_id_get_one_fault(agent: LiveAgent) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
     assert len(answers) == 4
     assert len(set(answers)) == 1
 
@@ -190,7 +190,7 @@ def test_a_fault_lives_as_long_as_its_controller(agent: LiveAgent) -> None:
     fault = agent.inject(kind="noop", duration_s=60, dead_man_s=1)
     kept = agent.post(f"/v1/faults/{fault['id']}/keepalive").json()
     assert kept["ttl_left_s"] <= 1.0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while agent.get(f"/v1/faults/{fault['id']}").json()["state"] != "reverted":
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -279,9 +279,9 @@ def test_a_body_that_is_no_wish(agent: LiveAgent, body: bytes) -> None:
 def test_junk_and_silence_on_the_port_disturb_nobody(agent: LiveAgent) -> None:
     port = tcp_port(agent)
     junk = [b"\x00" * 100, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET " + b"a" * 100_000, b"SSH-2.0-x\r\n\r\n"]
-    silent = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(20)]
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(20)]
     for data in junk:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
             try:
                 sock.sendall(data)
                 sock.recv(4096)
@@ -295,7 +295,7 @@ def test_junk_and_silence_on_the_port_disturb_nobody(agent: LiveAgent) -> None:
 
 
 def test_unfinished_headers_are_dropped_after_a_while(agent: LiveAgent) -> None:
-    with socket.create_connection(("127.0.0.1", tcp_port(agent)), timeout=40) as sock:
+    with socket.create_connection(("127.0.0.1", tcp_port(agent)), timeout=90) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
         assert sock.recv(4096) == b"", "the server closes"
 
@@ -308,11 +308,11 @@ def test_events_are_numbered_and_waited_for(agent: LiveAgent) -> None:
     assert before["boot"]
     assert [e["seq"] for e in before["events"]] == list(range(1, before["last"] + 1))
     answers: list[dict[str, Any]] = []
-    url = f"/v1/events?after={before['last']}&wait_s=20"
+    url = f"/v1/events?after={before['last']}&wait_s=30"
     waiter = threading.Thread(target=lambda: answers.append(agent.get(url, role="viewer").json()))
     waiter.start()
     agent.inject(kind="noop", duration_s=60)
-    waiter.join(25)
+    waiter.join(90)
     assert answers[0]["events"][0]["kind"] == "fault.active"
     assert answers[0]["events"][0]["injected"]
     assert answers[0]["events"][0]["seq"] == before["last"] + 1
@@ -321,7 +321,7 @@ def test_events_are_numbered_and_waited_for(agent: LiveAgent) -> None:
 def test_waiting_ends_and_a_number_from_another_life_is_answered_at_once(agent: LiveAgent) -> None:
     last = agent.get("/v1/events").json()["last"]
     assert agent.get(f"/v1/events?after={last}&wait_s=0.2").json()["events"] == []
-    answer = agent.get("/v1/events?after=99999&wait_s=20").json()
+    answer = agent.get("/v1/events?after=99999&wait_s=30").json()
     assert answer["last"] < 99999
     for query in ("after=-1", "limit=0", "limit=5000", "wait_s=31", "wait_s=nan", "after=x"):
         problem(agent.get(f"/v1/events?{query}"), 422, "bad-request")

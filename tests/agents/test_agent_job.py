@@ -46,7 +46,7 @@ def coordinator() -> Iterator[tuple[int, Path]]:
                 [sys.executable, "-m", "ftar_core.coordinator", *arguments], stdout=log, stderr=log, cwd="/"
             )
         try:
-            until(lambda: port_file.exists() and bool(port_file.read_text().strip()), "the coordinator listens", 60)
+            until(lambda: port_file.exists() and bool(port_file.read_text().strip()), "the coordinator listens")
             yield int(port_file.read_text()), root
         finally:
             process.kill()

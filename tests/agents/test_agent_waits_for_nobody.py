@@ -32,7 +32,7 @@ def test_a_disk_that_hangs_stops_no_event(log: EventLog, monkeypatch: pytest.Mon
     write = os.write
 
     def slow(handle: int, data: bytes) -> int:
-        hang.wait(20)
+        hang.wait(60)
         return write(handle, data)
 
     monkeypatch.setattr(events.os, "write", slow)

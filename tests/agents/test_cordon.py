@@ -78,7 +78,7 @@ def test_a_cordoned_agent_starts_no_replica_over_its_own_death(monkeypatch: pyte
     replicas = [{"replica": "r1", "module": "sample_replica", "args": ["sleep"]}]
     with live_agent(supervision={"replicas": replicas, "grace_s": 1.0, "backoff_max_s": 0.2}) as agent:
         agent.start("--stop-replicas")
-        until(lambda: process(agent)["state"] == "running", "r1 runs", 60)
+        until(lambda: process(agent)["state"] == "running", "r1 runs")
         first = process(agent)["pid"]
         try:
             assert agent.post("/v1/node/cordon", {"reason": "optic"}, role="viewer").status_code == 403
@@ -103,7 +103,7 @@ def test_a_cordoned_agent_starts_no_replica_over_its_own_death(monkeypatch: pyte
             assert process(agent)["pid"] is None
             answer = agent.post("/v1/node/uncordon", {"reason": "replaced"}, role="operator").json()
             assert answer == {"changed": True, "cordon": None}
-            until(lambda: process(agent)["state"] == "running", "r1 runs again", 60)
+            until(lambda: process(agent)["state"] == "running", "r1 runs again")
             assert "ftctl_node_cordoned 0.0" in agent.get("/metrics").text
         finally:
             assert agent.stop() == 0

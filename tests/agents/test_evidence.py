@@ -47,7 +47,7 @@ def stuck(agent: LiveAgent, how: str, *, rank: int = 0, seconds: float = 2) -> I
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def dump(agent: LiveAgent, **wish: Any) -> list[RankStacks]:
@@ -126,7 +126,7 @@ def test_a_process_without_a_handler_is_never_signalled(agent: LiveAgent) -> Non
         assert process.poll() is None
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def state_of(pid: int) -> str:

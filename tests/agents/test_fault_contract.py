@@ -136,7 +136,7 @@ def everything() -> list[object]:
     with IPRoute() as ipr:
         index = int(ipr.link_lookup(ifname="rail0")[0])
         objects: set[str] = set()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (
             not any("fe80::" in text for text in objects) and time.monotonic() < deadline
         ):  # the kernel's own comes late

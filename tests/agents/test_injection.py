@@ -506,7 +506,7 @@ def test_agent_watchdog_and_a_second_agent_never_undo_at_the_same_time(node: Nod
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert most == 1
     assert links.calls.count("up") == 1
 

@@ -53,7 +53,7 @@ class Wire:
         with self.there.entered(), IPRoute() as ipr:
             self._up(ipr, "far0", ["10.77.0.2", "10.77.0.3"])
             self.far = {host: self._socket(host) for host in ("10.77.0.2", "10.77.0.3")}
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (self.sent(1) and self.heard(1)):  # carrier and neighbours take a moment
             assert time.monotonic() < deadline
 

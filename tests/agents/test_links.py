@@ -258,11 +258,11 @@ def test_all_are_read_at_once_and_one_that_is_stopped_holds_up_nobody() -> None:
         ones = [stack.enter_context(speaker(900 + n, says)) for n, says in enumerate([good, None, b"{", good])]
         huge = stack.enter_context(speaker(910, b"x" * (4 * 2**20 + 10)))
         begun = time.monotonic()
-        answers = linksockets.read_all([*ones, huge], 1.5)
-        assert time.monotonic() - begun < 10
+        answers = linksockets.read_all([*ones, huge], 3.0)
+        assert time.monotonic() - begun < 60
         assert [a.problem for a in answers] == [
             "",
-            "no answer within 1.5 s",
+            "no answer within 3 s",
             "its answer ended early",
             "",
             "says more than 4194304 bytes",

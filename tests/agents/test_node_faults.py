@@ -141,7 +141,7 @@ def test_a_killed_agent_answers_first_and_its_watchdog_reverts_the_others() -> N
         killed = agent.inject(kind="agent-kill")
         assert (killed["state"], killed["irreversible"]) == ("done", True)
         assert agent.process is not None
-        assert agent.process.wait(20) == -9
+        assert agent.process.wait(60) == -9
         until(lambda: not marker.exists(), "the watchdog takes back what is due")
 
 

@@ -25,7 +25,7 @@ def watched(
     )
     monitor.start()
     try:
-        until(lambda: monitor.summary().note != "not read yet", "an answer", 60)
+        until(lambda: monitor.summary().note != "not read yet", "an answer")
         yield monitor
     finally:
         monitor.close()

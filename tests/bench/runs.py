@@ -10,7 +10,7 @@ from typing import Any
 
 def bench(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ftar_core.bench", *args], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-m", "ftar_core.bench", *args], capture_output=True, text=True, timeout=250, check=False
     )
 
 

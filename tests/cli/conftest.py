@@ -59,7 +59,7 @@ def cluster(folder: Path) -> Iterator[FakeCluster]:
 @pytest.fixture
 def world(folder: Path) -> World:
     return World(
-        environ={},
+        environ={"FTCTL_TIMEOUT": "30s"},  # agents on a busy machine answer late
         stdin=io.StringIO(),
         stdout=io.StringIO(),
         stderr=io.StringIO(),
@@ -84,7 +84,7 @@ def bare(world: World) -> Run:
 @pytest.fixture
 def ftctl(world: World, cluster: FakeCluster) -> Run:
     """Run a command line against the fake cluster."""
-    world.environ = {"FTCTL_INVENTORY": str(cluster.inventory)}
+    world.environ = {**world.environ, "FTCTL_INVENTORY": str(cluster.inventory)}
 
     def run(*args: str, answer: str | None = None) -> Result:
         world.stdout, world.stderr = io.StringIO(), Terminal() if answer is not None else io.StringIO()

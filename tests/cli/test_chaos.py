@@ -104,14 +104,14 @@ def test_a_guards_refusal_ends_the_run_and_is_told(ftctl: Run, cluster: FakeClus
         ("  - {steps: 5, timeout: 300ms}\n", 1, "step 105 was not reached within 300ms; the job is at step 100"),
         ("  - {command: ['false']}\n", 1, "command false: exit code 1"),
         ("  - {command: [no-such-command]}\n", 1, "command no-such-command: No such file"),
-        ("  - {command: [sleep, '30'], timeout: 200ms}\n", 1, "command sleep: not done after 200ms"),
+        ("  - {command: [sleep, '300'], timeout: 200ms}\n", 1, "command sleep: not done after 200ms"),
         ("  - {inject: link-down, target: {replica: r9, rail: 0}}\n", 2, "replica r9: unknown in job main"),
         (
-            "  - {sleep: 30s}\nstop_if: [{expect: rails.down >= 1}]\n",
+            "  - {sleep: 5m}\nstop_if: [{expect: rails.down >= 1}]\n",
             4,
             "stop condition rails.down >= 1: rails.down is 1",
         ),
-        ("  - {sleep: 30s}\ntimeout: 500ms\n", 1, "not done within 500ms (timeout)"),
+        ("  - {sleep: 5m}\ntimeout: 3s\n", 1, "not done within 3s (timeout)"),
     ],
 )
 def test_whatever_ends_the_method_everything_is_taken_back(
@@ -124,7 +124,7 @@ def test_whatever_ends_the_method_everything_is_taken_back(
     assert result.code == (1 if code == 2 else code), "in the middle of a run, what is wrong with it is a failure"
     assert injected(cluster) == 1
     assert open_faults(cluster) == []
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
 
 
 def test_a_halt_ends_a_run(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
@@ -135,13 +135,13 @@ def test_a_halt_ends_a_run(ftctl: Run, cluster: FakeCluster, book: Path) -> None
 
     operator = threading.Thread(target=halt, daemon=True)
     operator.start()
-    book.write_text(BOOK + "  - {sleep: 30s}\n")
+    book.write_text(BOOK + "  - {sleep: 5m}\n")
     begun = time.monotonic()
     result = ftctl("chaos", "run", str(book))
     assert result.code == 4
     assert "faults were halted on node2 by ann: real incident" in result.err
     assert open_faults(cluster) == []
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
 
 
 def test_the_steady_state_must_come_back(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_fault_that_stays_is_shouted_about(ftctl: Run, cluster: FakeCluster, b
 
 
 def test_ctrl_c_cleans_up_first(ftctl: Run, cluster: FakeCluster, book: Path, folder: Path) -> None:
-    book.write_text(BOOK + "  - {sleep: 30s}\ncleanup:\n  - {command: [touch, " + str(folder / "swept") + "]}\n")
+    book.write_text(BOOK + "  - {sleep: 5m}\ncleanup:\n  - {command: [touch, " + str(folder / "swept") + "]}\n")
 
     def interrupt() -> None:
         while not injected(cluster):
@@ -182,14 +182,14 @@ def test_ctrl_c_cleans_up_first(ftctl: Run, cluster: FakeCluster, book: Path, fo
 
 
 def test_ctrl_c_while_the_steady_state_is_waited_for(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
-    book.write_text(BOOK.replace("contributing == 3}", "contributing == 9, within: 60s}"))
+    book.write_text(BOOK.replace("contributing == 3}", "contributing == 9, within: 5m}"))
     timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
     result = ftctl("chaos", "run", str(book))
     timer.join()
     assert result.code == 130
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 200
     assert injected(cluster) == 0
 
 

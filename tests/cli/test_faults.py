@@ -221,16 +221,16 @@ def test_ctrl_c_while_the_agent_injects_takes_the_fault_back(cluster: FakeCluste
 
     def slow() -> None:
         injected.set()
-        answer.wait(20)
+        answer.wait(90)
 
     agent.before_inject_answer = slow
     child = _start(cluster.inventory, "inject", "link-down", "--node", "node0", "--nic", "rail0")
     try:
-        assert injected.wait(20)
+        assert injected.wait(90)
         child.send_signal(number)
         time.sleep(0.2)
         answer.set()
-        _, err = child.communicate(timeout=20)
+        _, err = child.communicate(timeout=90)
     finally:
         child.kill()
         child.wait()
@@ -245,7 +245,7 @@ def test_ctrl_c_with_an_agent_that_dies_names_the_doubt(cluster: FakeCluster) ->
 
     def die() -> None:
         injected.set()
-        go_on.wait(20)
+        go_on.wait(90)
         threading.Thread(target=agent.stop).start()
         time.sleep(0.1)
         raise BrokenPipeError
@@ -253,10 +253,10 @@ def test_ctrl_c_with_an_agent_that_dies_names_the_doubt(cluster: FakeCluster) ->
     agent.before_inject_answer = die
     child = _start(cluster.inventory, "inject", "noop", "--node", "node0")
     try:
-        assert injected.wait(20)
+        assert injected.wait(90)
         child.send_signal(signal.SIGINT)
         go_on.set()
-        _, err = child.communicate(timeout=30)
+        _, err = child.communicate(timeout=90)
     finally:
         child.kill()
         child.wait()

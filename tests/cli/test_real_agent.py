@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import claim_port
 
 from ftctl.app import main
 from ftctl.context import World
@@ -31,9 +32,7 @@ class RealAgent:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = claim_port()
         _certificate(folder)
         _private(
             folder / "tokens.yaml",
@@ -60,7 +59,7 @@ class RealAgent:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code, "--config", str(self.folder / "agent.yaml")], stdout=log, stderr=log
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             assert self.process.poll() is None, (self.folder / "agent.log").read_text()
             try:
@@ -75,7 +74,7 @@ class RealAgent:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
             try:
-                self.process.wait(timeout=30)
+                self.process.wait(timeout=90)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -210,7 +209,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_behind(run: Run, agent: RealAgent) 
         )
         time.sleep(delay_s)
         child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=90)
         in_force = run("faults", "-o", "json").json()["faults"]
         if child.returncode == 0:  # it was over before the signal came, and said what is in force
             assert in_force[0]["id"] in err

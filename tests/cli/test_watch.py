@@ -194,7 +194,7 @@ class Screenful:
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def until(self, pattern: str, within_s: float = 30.0) -> str:
+    def until(self, pattern: str, within_s: float = 90.0) -> str:
         """What was written since the last call, once the pattern is in it."""
         deadline = time.monotonic() + within_s
         while not re.search(pattern, self.text, re.DOTALL):
@@ -208,14 +208,14 @@ class Screenful:
     def ended(self) -> int:
         """The exit code; the terminal is as it was."""
         tail = self.until(r"\x1b\[\?1049l.*\x1b\[\?25h|\x1b\[\?25h.*\x1b\[\?1049l")
-        code = self.process.wait(20)
+        code = self.process.wait(90)
         assert termios.tcgetattr(self._slave) == self.before
         assert "Traceback" not in tail
         return code
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         os.close(self.master)
         os.close(self._slave)
 

@@ -54,14 +54,14 @@ class Running:
     def _run(self) -> None:
         self.result = self.service.run()
 
-    def wait(self, timeout_s: float = 10.0) -> tuple[int, str]:
+    def wait(self, timeout_s: float = 60.0) -> tuple[int, str]:
         self.thread.join(timeout_s)
         assert self.result is not None, "the service still runs, or died"
         return self.result
 
     def stop(self) -> None:
         self.service.stop(75, "end of the test")
-        self.thread.join(10)
+        self.thread.join(60)
         self.events.close()
         assert not self.thread.is_alive()
 
@@ -70,7 +70,7 @@ class Client:
     """A peer by hand."""
 
     def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.parser: FrameParser[FromCoordinator] = FrameParser(from_coordinator, FRAME_LIMIT)
         self.waiting: list[FromCoordinator] = []
@@ -151,7 +151,7 @@ class Script:
             settings={},
         )
 
-    def until(self, kind: type, timeout_s: float = 10.0) -> Any:
+    def until(self, kind: type, timeout_s: float = 60.0) -> Any:
         deadline = time.monotonic() + timeout_s
         while True:
             event = self.events.get(timeout=max(0.01, deadline - time.monotonic()))
@@ -159,7 +159,7 @@ class Script:
                 return event
 
 
-def poll(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def poll(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

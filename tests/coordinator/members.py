@@ -105,7 +105,7 @@ class SimMember:
         """The last step it has committed."""
         return self.commits[-1].step if self.commits else 0
 
-    def reach(self, step: int, timeout_s: float = 30.0) -> None:
+    def reach(self, step: int, timeout_s: float = 90.0) -> None:
         poll(lambda: self.step >= step or self.ended is not None, f"{self.name} commits step {step}", timeout_s)
         assert self.step >= step, f"{self.name} ended: {self.ended}"
 
@@ -211,14 +211,14 @@ class CoordinatorProcess:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, timeout_s: float = 20.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(10)
+        return self.process.wait(60)

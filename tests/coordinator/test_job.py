@@ -356,7 +356,7 @@ def test_a_bad_start_is_one_clear_line(tmp_path: Path, options: tuple[str, ...],
         [sys.executable, "-m", "ftar_core.coordinator", *base, "--listen", "127.0.0.1:0", *options],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert done.returncode == code

@@ -65,7 +65,7 @@ def sleepers(
     )
 
 
-def eventually(check: Callable[[], object], what: str, within_s: float = 20.0) -> None:
+def eventually(check: Callable[[], object], what: str, within_s: float = 90.0) -> None:
     """Polls until `check` is true; fails the test with `what` otherwise."""
     deadline = time.monotonic() + within_s
     while not check():

@@ -18,7 +18,7 @@ from ftctl.lab.locks import LabBusy, locked
 from ftctl.lab.manifest import KeeperState, Manifest, ProcessSpec, load, save
 from ftctl.lab.paths import LabPaths
 
-DEADLINE_S = 10.0
+DEADLINE_S = 90.0
 
 
 def a_keeper(paths: LabPaths, *children: keeper.Child) -> keeper.Keeper:

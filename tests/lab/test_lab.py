@@ -90,7 +90,7 @@ connection.sendall(connection.recv(100).upper())
 """
 ASK = """
 import socket, sys
-s = socket.create_connection((sys.argv[1], 5000), timeout=10, source_address=(sys.argv[2], 0))
+s = socket.create_connection((sys.argv[1], 5000), timeout=60, source_address=(sys.argv[2], 0))
 s.sendall(b"hello")
 print(s.recv(100).decode())
 """
@@ -262,7 +262,7 @@ def test_whatever_ends_lab_up_early_nothing_is_left(state_dir: Path, number: sig
     assert words[:2] == ["half", "way"]
     child.send_signal(number)
     # After SIGKILL it is the keeper that notices and takes the lab down, so the end comes a little later.
-    assert child.wait(timeout=30) == (-number if number == signal.SIGKILL else 130)
+    assert child.wait(timeout=90) == (-number if number == signal.SIGKILL else 130)
     child.stdout.close()
     eventually(lambda: not remains(words[2]), "processes or sockets are left")
     eventually(lambda: list_labs() == [], "the lab's directory is left")

@@ -51,7 +51,7 @@ def test_replicas_of_several_ranks_live_and_die_whole_and_end_with_the_same_shar
     journals, of_rank1 = read_all(user.paths.journal), read_all(user.paths.journal / "ranks")
     shards = set()
     for ends in ([journals[name] for name in REPLICAS], [of_rank1[f"{name}.1"] for name in REPLICAS]):
-        eventually(lambda ends=ends: all(not j.last_life_runs() for j in ends), "a rank did not end", 30)  # type: ignore[misc]
+        eventually(lambda ends=ends: all(not j.last_life_runs() for j in ends), "a rank did not end")  # type: ignore[misc]
         last = [journal.of_kind("end")[-1] for journal in ends]
         assert {end.exit_code for end in last} == {0}
         assert len({(end.step, end.params_digest, end.optimizer_digest) for end in last}) == 1
@@ -85,7 +85,7 @@ def test_a_hot_spare_of_two_ranks_takes_the_place_of_whatever_leaves(spared: Use
     user.does("wait", "replica", spare, "--for", "spare", "--timeout", "30s")
     assert "hot spare" in user.does("why", "replica", spare)
     user.does("drain", "replica", second, "--reason", "test", "--wait")
-    eventually(lambda: set(user.sees()["job"]["contributors"]) == {first, spare, third}, "the spare does not come", 60)
+    eventually(lambda: set(user.sees()["job"]["contributors"]) == {first, spare, third}, "the spare does not come")
     assert "promoted into slot" in user.does("why", "replica", spare)
     user.does("rejoin", "replica", second, "--wait")
     _, (_, _, third) = roles(user)
@@ -97,7 +97,7 @@ def test_a_hot_spare_of_two_ranks_takes_the_place_of_whatever_leaves(spared: Use
     eventually(lambda: user.sees()["job"]["state"] == "finished", "the job does not end", 900)
     journals, of_rank1 = read_all(user.paths.journal), read_all(user.paths.journal / "ranks")
     for ends in ([journals[name] for name in last], [of_rank1[f"{name}.1"] for name in last]):
-        eventually(lambda ends=ends: all(not j.last_life_runs() for j in ends), "a rank did not end", 30)  # type: ignore[misc]
+        eventually(lambda ends=ends: all(not j.last_life_runs() for j in ends), "a rank did not end")  # type: ignore[misc]
         finished = [end for journal in ends if (end := journal.of_kind("end")[-1]).exit_code == 0]
         assert len({(end.step, end.params_digest, end.optimizer_digest) for end in finished}) == 1
     assert any(len(line.contributors) == 3 for line in journals[last[0]].of_kind("step")[-50:])

@@ -54,13 +54,13 @@ def test_a_replica_over_two_nodes_lives_and_dies_whole(user: User) -> None:
         assert not {pid for _, pid in before.values()} & {pid for _, pid in after.values()}, "all its ranks are new"
 
     user.does("drain", "replica", "r1", "--reason", "test", "--wait", "--wait-timeout", "60s")
-    eventually(lambda: [pid for _, pid in ranks(user, "r1").values()] == [None, None], "a rank of r1 did not end", 60)
+    eventually(lambda: [pid for _, pid in ranks(user, "r1").values()] == [None, None], "a rank of r1 did not end")
     user.does("rejoin", "replica", "r1", "--wait", "--wait-timeout", "180s")
     assert sorted(user.sees()["job"]["contributors"]) == ["r0", "r1"]
 
     before = ranks(user, "r1")
     os.kill(before[1][1] or 0, signal.SIGSTOP)  # it cannot end by itself, and no agent sees all of its replica
-    eventually(lambda: user.sees()["job"]["contributors"] == ["r0"], "r1 was not put out", 60)
+    eventually(lambda: user.sees()["job"]["contributors"] == ["r0"], "r1 was not put out")
     user.does("rejoin", "replica", "r1", "--wait", "--wait-timeout", "180s")
     assert not {pid for _, pid in before.values()} & {pid for _, pid in ranks(user, "r1").values()}
     assert ranks(user, "r0") == others, "the other replica noticed nothing"

@@ -90,7 +90,7 @@ class Cluster:
         self.seen[i].extend(new)
         return new
 
-    def wait(self, i: int, wanted: Callable[[Event], bool], timeout_s: float = 20.0) -> Event:
+    def wait(self, i: int, wanted: Callable[[Event], bool], timeout_s: float = 60.0) -> Event:
         """The first event, seen before or still to come, that is wanted."""
         deadline = time.monotonic() + timeout_s * PATIENCE
         looked = 0
@@ -113,7 +113,7 @@ class Cluster:
     def submit(self, i: int, epoch: bytes, step: int, bucket: int, src: Array, dst: Array, dtype: str) -> None:
         self.engines[i].submit(epoch, step, bucket, src.ctypes.data, dst.ctypes.data, src.size, core.DTYPES[dtype])
 
-    def reduced(self, i: int, epoch: bytes, step: int, bucket: int, timeout_s: float = 20.0) -> None:
+    def reduced(self, i: int, epoch: bytes, step: int, bucket: int, timeout_s: float = 60.0) -> None:
         def done(e: Event) -> bool:
             return e["type"] in {"reduced", "failed"} and (e["epoch"], e["step"], e["bucket"]) == (epoch, step, bucket)
 

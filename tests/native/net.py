@@ -226,7 +226,7 @@ class Ranks:
         assert [s["error"] for s in states] == [""] * len(states)
         return states
 
-    def advance(self, steps: int, timeout_s: float = 30.0) -> float:
+    def advance(self, steps: int, timeout_s: float = 90.0) -> float:
         """Wait until everybody has done so many more; the longest a step took, in seconds."""
         goal = min(s["steps"] for s in self.states()) + steps
         longest = [0.0]

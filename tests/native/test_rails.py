@@ -31,7 +31,7 @@ def test_the_primary_rail_of_one_node_goes_down_and_comes_back_five_times(net: N
             assert ranks.active() == {"rail1"}
             assert longest < 5  # a bound for liveness; the benchmark has the number
             net.link(0, 0, "up")
-            eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 20, ranks.workers)
+            eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 90, ranks.workers)
             ranks.advance(5)
         ranks.finish()
         links = [li for w in ranks.workers for li in w.ask("links")]
@@ -51,7 +51,7 @@ def test_frames_vanish_on_a_rail_whose_carrier_is_up(net: Net) -> None:
         reasons = [e["reason"] for w in ranks.workers for e in w.ask("events") if e.get("state") == "DOWN"]
         assert any("silent for" in reason for reason in reasons)
         net.lose_no_more(0, 0, to=1)
-        eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 20, ranks.workers)
+        eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 90, ranks.workers)
         ranks.finish()
 
 
@@ -66,7 +66,7 @@ def test_the_backup_dies_and_nobody_notices(net: Net) -> None:
         eventually(
             lambda: all(li["state"] == "UP" for w in ranks.workers for li in w.ask("links")),
             "repair",
-            20,
+            90,
             ranks.workers,
         )
         ranks.finish()
@@ -80,13 +80,13 @@ def test_all_rails_dead_is_reported_and_survived(net: Net) -> None:
         eventually(
             lambda: all(any(e["type"] == "unreachable" for e in w.ask("events")) for w in ranks.workers),
             "both ends say that they cannot reach the other",
-            20,
+            90,
             ranks.workers,
         )
         for rail in (1, 0):
             net.link(0, rail, "up")
-        ranks.advance(10, timeout_s=60)
-        eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 20, ranks.workers)
+        ranks.advance(10)
+        eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 90, ranks.workers)
         assert not any(e["type"] == "peer_gone" for w in ranks.workers for e in w.ask("events"))
         ranks.finish()
 
@@ -135,7 +135,7 @@ def test_a_flapping_rail_is_held_down_longer_each_time(net: Net) -> None:
             net.link(0, 0, "down")
             eventually(lambda: ranks.active() == {"rail1"}, "traffic on rail1", 20, ranks.workers)
             net.link(0, 0, "up")
-            eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 20, ranks.workers)
+            eventually(lambda: ranks.active() == {"rail0"}, "traffic back on rail0", 90, ranks.workers)
             held = [
                 e["reason"]
                 for e in ranks.workers[0].ask("events")

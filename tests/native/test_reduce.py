@@ -22,7 +22,7 @@ SIZES = [0, 1, 2_047, 2_049, 16_384, 32_768, 32_769, 100_003, 700_001]
 
 
 def reduce(
-    cluster: Cluster, i: int, epoch: bytes, step: int, bucket: int, src: Array, dst: Array, timeout_s: float = 30
+    cluster: Cluster, i: int, epoch: bytes, step: int, bucket: int, src: Array, dst: Array, timeout_s: float = 60
 ) -> Event | None:
     return cluster.engines[i].reduce(
         epoch, step, bucket, src.ctypes.data, dst.ctypes.data, src.size, core.DTYPES["float32"], int(timeout_s * 1000)
@@ -89,7 +89,7 @@ def test_a_wait_ends_with_the_reason_when_its_epoch_does(how: str) -> None:
             cluster.engines[1].close()
         else:
             getattr(cluster.engines[0], how)()
-        event = waiting.result(20)
+        event = waiting.result(60)
         assert event is not None
         assert event["type"] == "failed"
         reasons = {"abort": "left", "close": "closed", "activate": "left", "peer": "r1"}

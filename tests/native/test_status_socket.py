@@ -24,7 +24,7 @@ from .net import NAMESPACES, Net
 
 def connect(name: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(10)
+    sock.settimeout(60)
     sock.connect("\0" + name[1:])
     return sock
 
@@ -128,7 +128,7 @@ def test_readers_who_do_not_read_are_dropped_and_writers_not_heard(plugin: Plugi
         try:
             seen.append(parse(read(name)))
         except (WireError, ConnectionError):  # its places are taken, for a second
-            assert time.monotonic() - begun < 15
+            assert time.monotonic() - begun < 90
             time.sleep(0.05)
     assert seen[0].links_total == 300
     assert len(seen[0].links) == 300
@@ -161,7 +161,7 @@ class TestInNamespaces:
                     "    sys.stdout.buffer.write(data)\n"
                 )
                 argv = ["ip", "netns", "exec", net.ns(0), sys.executable, "-S", "-c", code]
-                return parse(subprocess.run(argv, capture_output=True, check=True, timeout=20).stdout)
+                return parse(subprocess.run(argv, capture_output=True, check=True, timeout=60).stdout)
 
             before = look()
             assert before.changes == ()

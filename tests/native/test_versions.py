@@ -33,7 +33,7 @@ class OtherVersion(threading.Thread):
             except OSError:
                 return
             with conn:
-                conn.settimeout(5)
+                conn.settimeout(60)
                 conn.sendall(struct.pack("<4sHH", b"FTLC", 1, 0) + os.urandom(16))
                 try:
                     self.heard.append(conn.recv(100))
@@ -47,7 +47,7 @@ class OtherVersion(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
-        self.join(5)
+        self.join(60)
 
 
 def test_a_ring_with_a_neighbour_of_another_version_breaks_with_the_reason() -> None:
@@ -71,9 +71,9 @@ def test_a_ring_with_a_neighbour_of_another_version_breaks_with_the_reason() -> 
 
 
 def say_hello_in_version(version: int, address: str, port: int) -> None:
-    with socket.create_connection((address, port), timeout=5) as stranger:
+    with socket.create_connection((address, port), timeout=60) as stranger:
         stranger.sendall(struct.pack("<4sHH", b"FTLH", version, 100) + os.urandom(100))
-        stranger.settimeout(5)
+        stranger.settimeout(60)
         try:
             while stranger.recv(4096):
                 pass

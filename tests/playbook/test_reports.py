@@ -145,7 +145,7 @@ def test_a_browser_draws_the_page(tmp_path: Path) -> None:
 
     def browse(*more: str) -> subprocess.CompletedProcess[str]:
         argv = [str(BROWSER), *flags, "--enable-logging=stderr", *more, page.as_uri()]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=100, check=True)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=240, check=True)
 
     seen = browse("--dump-dom", "--window-size=1120,1400")
     assert seen.stdout.count("<polyline") == 4

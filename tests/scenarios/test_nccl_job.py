@@ -54,7 +54,11 @@ class Operator:
     state: Path
 
     def types(self, *args: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FTCTL_", "FTAR_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("FTCTL_", "FTAR_")) or name == "FTCTL_TIMEOUT"
+        }
         # On a machine that is busy with other tests, a rail that is silent for 150 ms is no sign of anything.
         env = {**kept, "FTCTL_STATE_DIR": str(self.state), "FTAR_NET_OPTIONS": "heartbeat_misses=100"}
         return subprocess.run(
@@ -82,7 +86,7 @@ class Operator:
         found: list[dict[str, Any]] = self.sees("lab", "status")["labs"][0]["traffic"]
         return found
 
-    def until(self, true: Callable[[dict[str, Any]], bool], what: str, within_s: float = 60.0) -> dict[str, Any]:
+    def until(self, true: Callable[[dict[str, Any]], bool], what: str, within_s: float = 90.0) -> dict[str, Any]:
         deadline = time.monotonic() + within_s
         while not true(status := self.sees("status")):
             assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {what}; {json.dumps(status['nodes'])}"

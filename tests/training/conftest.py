@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import claim_port
 
 from ftar_core.wire.operator import OperatorClient
 
@@ -45,12 +45,6 @@ def until(condition: Callable[[], object], what: Callable[[], str] | str) -> Non
         text = what if isinstance(what, str) else what()
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {text}"
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Job:
@@ -137,7 +131,7 @@ class Job:
     ) -> None:
         """Replicas of several ranks: processes NAME/0, NAME/1. `options` are fields of ShardedRecipe."""
         for name in names:
-            port = free_port()
+            port = claim_port()
             for rank in range(ranks):
                 settings = {
                     **self.environment(name),

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ports import claim_port
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -27,7 +28,7 @@ import ftar_core
 from ftar_core.native import core
 from ftar_core.training.options import TrainingOptions
 
-from .conftest import FORKS, Job, free_port
+from .conftest import FORKS, Job
 from .trainer import FEATURES, SAMPLES, as_rank, data
 
 WIDTH = 6
@@ -50,7 +51,7 @@ class LoopRecipe:
 def start(job: Job, *names: str, loop: str, ranks: int = 1, **options: Any) -> None:
     """Replicas NAME, or their ranks NAME/0, NAME/1."""
     for name in names:
-        port = free_port()
+        port = claim_port()
         for rank in range(ranks):
             settings = job.environment(name)
             if ranks > 1 or options.get("extra", {}).get("world"):

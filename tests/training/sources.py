@@ -25,7 +25,7 @@ from ftar_core.wire.messages import Endpoint, MemberInfo, RankInfo, Verdict
 TOKEN = b"0123456789abcdef"
 RAILS = (Rail("a", "", "127.0.0.1"), Rail("b", "", "127.0.0.2"))
 EPOCH = EpochId(Term(1, "c"), 3)
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 
 
 def small_plan() -> BucketPlan:

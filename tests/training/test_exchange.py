@@ -184,10 +184,10 @@ def test_a_member_that_fell_behind_becomes_a_shadow_and_submits_nothing(exchange
 
 def test_waiting_ends_as_soon_as_there_is_news(exchange: Exchange) -> None:
     seen: list[News] = []
-    waiter = threading.Thread(target=lambda: seen.append(exchange.wait(30)))
+    waiter = threading.Thread(target=lambda: seen.append(exchange.wait(90)))
     waiter.start()
     exchange.poke()
-    waiter.join(10)
+    waiter.join(90)
     assert seen == [News.POKE]
 
 

@@ -79,7 +79,7 @@ def ranks_socket(job: Job) -> Iterator[str]:
             yield f"{short}/ranks.sock"
         finally:
             agent.terminate()
-            agent.wait(30)
+            agent.wait(90)
 
 
 def test_a_deadlocked_rank_is_evicted_with_its_stacks_where_the_operator_opted_in(job: Job, ranks_socket: str) -> None:

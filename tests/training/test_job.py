@@ -310,13 +310,13 @@ def test_the_node_s_agent_hears_where_the_replica_stands_and_how_its_links_are(j
         path = f"{short}/ranks.sock"
         agent.bind(path)
         agent.listen()
-        agent.settimeout(30)
+        agent.settimeout(90)
         job.coordinator(replicas=2)
         job.start("r0", steps=40, step_ms=10, environment={"FTAR_AGENT": path})
         job.start("r1", steps=40, step_ms=10)
         rank, _ = agent.accept()
         with rank:
-            rank.settimeout(30)
+            rank.settimeout(90)
             parser = FrameParser(from_rank)
             messages: list[FromRank] = []
             while data := rank.recv(65536):

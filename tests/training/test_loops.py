@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from ports import claim_port
 from torch import nn
 
 from ftar_core.training.sampling import batch_indices
 
-from .conftest import Job, free_port, until
+from .conftest import Job, until
 from .loops import Block, Branches, loss_of, network, said, start
 from .trainer import SAMPLES, data
 
@@ -277,7 +278,7 @@ def test_a_mesh_with_a_replicate_dimension_trains_under_fsdp2_and_survives_a_los
 )
 def test_what_spans_replicas_is_refused_with_what_to_do_instead(job: Job, what: str, wanted: str) -> None:
     job.coordinator(replicas=2)
-    port = free_port()
+    port = claim_port()
     for rank in (0, 1):
         extra = {"rank": rank, "port": port, "what": what}
         start(job, f"r{rank}", loop="wrapped_across", extra=extra)
@@ -291,7 +292,7 @@ def test_what_spans_replicas_is_refused_with_what_to_do_instead(job: Job, what: 
 
 def test_one_torchrun_over_several_replicas_is_refused_at_once(job: Job) -> None:
     job.coordinator(replicas=2)
-    port = str(free_port())
+    port = str(claim_port())
     for rank in (0, 1):
         world = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
         job.start(f"r{rank}", environment={**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})

@@ -27,7 +27,7 @@ from ftar_core.wire.ids import EpochId, Term
 from ftar_core.wire.messages import Deal, Endpoint, EpochInfo, MemberInfo, RankInfo
 
 PLAN = make_plan(nn.Linear(8, 8), bucket_bytes=64)
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 class Node:

@@ -164,7 +164,7 @@ def test_the_results_are_not_written_while_they_are_copied_to_the_device() -> No
     closing.join(0.1)
     assert not announced.seen
     lane.let()
-    closing.join(30)
+    closing.join(90)
     assert len(announced.seen) == len(taker.plan.all_buckets)
     taker.close()
 
@@ -180,7 +180,7 @@ def test_a_step_that_is_left_in_its_middle_announces_nothing_in_the_next() -> No
     beginning.join(0.1)
     assert beginning.is_alive(), "its copies are under way into the buffers of the next step"
     lane.let()
-    beginning.join(30)
+    beginning.join(90)
     assert not beginning.is_alive()
     assert not announced.seen
     x = torch.randn(5, 4)

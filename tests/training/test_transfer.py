@@ -185,7 +185,7 @@ def test_the_training_thread_never_waits_for_a_shadow(world: World) -> None:
     began = time.monotonic()
     for _ in range(50):
         source.commit()
-    assert time.monotonic() - began < 10, "50 copies of 1.2 MB; a shadow that reads nothing must not matter"
+    assert time.monotonic() - began < 60, "50 copies of 1.2 MB; a shadow that reads nothing must not matter"
 
 
 def test_another_model_is_refused_with_the_reason(world: World) -> None:

@@ -33,7 +33,7 @@ def registry(tmp_path: Path) -> Iterator[RankRegistry]:
 
 def connect(tmp_path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(30)
+    sock.settimeout(90)
     sock.connect(str(tmp_path / "run" / "ranks.sock"))
     return sock
 
@@ -169,10 +169,12 @@ def test_another_user_is_turned_away(registry: RankRegistry, tmp_path: Path) -> 
     tmp_path.chmod(0o711)
     script = (
         "import os,socket,sys\nos.setgid(65534); os.setuid(65534)\n"
-        "s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(30)\n"
+        "s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(90)\n"
         "sys.exit(0 if s.recv(1)==b'' else 1)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run" / "ranks.sock")], timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "run" / "ranks.sock")], timeout=240, check=False
+    )
     assert done.returncode == 0
     assert registry.views() == []
 

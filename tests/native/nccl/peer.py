@@ -103,7 +103,7 @@ class Session:
             for s in self.streams:
                 s.stop, s.abandon = True, do == "abandon"
             for s in self.streams:
-                s.join(20)
+                s.join(60)
             return [s.is_alive() for s in self.streams]
         if do == "close":
             getattr(self.plugin, f"close_{q['kind']}")(q["comm"])

@@ -138,7 +138,7 @@ def test_three_rails_survive_the_loss_of_two() -> None:
 
 
 def test_the_peer_is_killed_while_a_rail_is_down(net: Net) -> None:
-    with Rig(net) as rig:
+    with Rig(net, FTAR_NET_TIMEOUT_S="300") as rig:
         all_pairs(rig, MIXED)
         rig.advance(5)
         net.link(0, 0, "down")
@@ -146,7 +146,7 @@ def test_the_peer_is_killed_while_a_rail_is_down(net: Net) -> None:
         rig.peers[1].kill()
         begun = time.monotonic()
         assert set(rig.failed(0)) == {REMOTE}
-        assert time.monotonic() - begun < 15  # half of the default bound: it was found out, not waited for
+        assert time.monotonic() - begun < 90  # far below the bound: it was found out, not waited for
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import claim_port
 
 from ftar_core.errors import SettingsError
 from ftar_core.ncclabi import Plugin
@@ -31,15 +32,9 @@ runpy.run_module("ftar_core.ncclrun", run_name="__main__", alter_sys=True)
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Ranks:
     def __init__(self, world: int, folder: Path, *arguments: str) -> None:
-        self.port, self.folder = free_port(), folder
+        self.port, self.folder = claim_port(), folder
         self.processes = [self.start(rank, world, *arguments) for rank in range(world)]
 
     def start(self, rank: int, world: int, *arguments: str) -> subprocess.Popen[str]:
@@ -173,7 +168,7 @@ def test_settings_that_the_plugin_refuses_are_told_in_its_words(
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     argv = [sys.executable, "-m", "ftar_core.ncclrun", "--rails", LOOPBACK, "--allow-sockets"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2
     assert "'heartbeat=20' is not NAME=VALUE with a name of: mode" in done.stderr
     assert "Traceback" not in done.stderr

@@ -29,14 +29,14 @@ class Agent:
         self.server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.server.bind(str(path))
         self.server.listen()
-        self.server.settimeout(10)
+        self.server.settimeout(60)
         self.path = path
         self.parser: FrameParser[FromRank] = FrameParser(from_rank)
         self.got: list[FromRank] = []
 
     def accept(self) -> None:
         self.sock, _ = self.server.accept()
-        self.sock.settimeout(10)
+        self.sock.settimeout(60)
 
     def until(self, step: int) -> None:
         while not any(isinstance(m, RankReport) and m.step == step for m in self.got):
@@ -94,7 +94,7 @@ def test_an_agent_that_does_not_read_costs_nothing(
     started = time.monotonic()
     for step in range(20_000):
         link.report(report(step))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "20,000 times SEND_TIMEOUT_S are 1,000 s"
     link.close()
     agent.close()
 
@@ -133,7 +133,7 @@ def test_what_an_agent_asks_for_is_heard_by_a_rank_that_allows_it_and_damage_sto
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -27,7 +27,7 @@ def ends() -> Iterator[tuple[Channel[ToCoordinator], socket.socket]]:
 
 def receive(channel: Channel[ToCoordinator]) -> list[ToCoordinator]:
     """Wait for something, then take it."""
-    channel.sock.settimeout(5)
+    channel.sock.settimeout(60)
     try:
         channel.sock.recv(1, socket.MSG_PEEK)
     except OSError:

@@ -93,7 +93,7 @@ class Machine:
     def deadline(self) -> float | None:
         return self.tick_at
 
-    def until(self, kind: type, timeout_s: float = 10.0) -> Any:
+    def until(self, kind: type, timeout_s: float = 60.0) -> Any:
         deadline = time.monotonic() + timeout_s
         while True:
             event = self.events.get(timeout=max(0.01, deadline - time.monotonic()))
@@ -138,10 +138,10 @@ class Delegate:
     def note(self, name: str, what: Any) -> None:
         self.calls.put((name, what, time.monotonic()))
 
-    def until(self, name: str, timeout_s: float = 10.0) -> Any:
+    def until(self, name: str, timeout_s: float = 60.0) -> Any:
         return self.until_call(name, timeout_s)[1]
 
-    def until_call(self, name: str, timeout_s: float = 10.0) -> tuple[str, Any, float]:
+    def until_call(self, name: str, timeout_s: float = 60.0) -> tuple[str, Any, float]:
         deadline = time.monotonic() + timeout_s
         while True:
             call = self.calls.get(timeout=max(0.01, deadline - time.monotonic()))
@@ -154,7 +154,7 @@ class Coordinator:
 
     def __init__(self, port: int = 0) -> None:
         self.server = socket.create_server(("127.0.0.1", port))
-        self.server.settimeout(10)
+        self.server.settimeout(60)
         self.port: int = self.server.getsockname()[1]
         self.sock: socket.socket | None = None
 
@@ -162,7 +162,7 @@ class Coordinator:
         if self.sock is not None:
             self.sock.close()
         self.sock, _ = self.server.accept()
-        self.sock.settimeout(10)
+        self.sock.settimeout(60)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.parser: FrameParser[ToCoordinator] = FrameParser(to_coordinator, FRAME_LIMIT)
         self.waiting: list[ToCoordinator] = []
@@ -494,7 +494,7 @@ def test_descriptors_of_the_session_are_served_in_the_same_thread(
     box.append(runtime)
     runtime.start()
     os.write(write, b"x")
-    assert seen.get(timeout=10) == "ftar-member"
+    assert seen.get(timeout=60) == "ftar-member"
     machine.until(StepReduced)
     runtime.close()
     os.close(read)

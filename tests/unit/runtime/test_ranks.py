@@ -79,7 +79,7 @@ class Replica:
         return Settings(**given)
 
     def find(self) -> Address:
-        assert self.published.wait(10)
+        assert self.published.wait(60)
         assert self.address is not None
         return self.address
 
@@ -105,7 +105,7 @@ class Replica:
         ranks = [self.follower(rank) for rank in range(1, self.size)]
         for follower, _ in ranks:
             follower.start()
-        starting.join(10)
+        starting.join(60)
         self.coordinator.accept()
         self.coordinator.welcome()
         return ranks
@@ -141,7 +141,7 @@ def test_the_job_hears_of_a_replica_when_all_its_ranks_are_here(replica: Callabl
     time.sleep(0.05)
     assert starting.is_alive()
     late.start()
-    starting.join(10)
+    starting.join(60)
     r.coordinator.accept()
     hello = r.coordinator.welcome()
     assert [rank.rank for rank in hello.ranks] == [0, 1, 2]
@@ -214,14 +214,14 @@ def test_a_rank_that_does_not_fit_is_refused_with_the_reason(
     with pytest.raises(SettingsError, match=reason):
         follower.start()
     if facts is not FACTS:
-        starting.join(10)
+        starting.join(60)
         assert isinstance(r.failure, SettingsError), "a script that differs between ranks is a fault of both"
         assert reason in str(r.failure)
     else:
         assert starting.is_alive(), "somebody else's rank changes nothing"
         good, _ = r.follower(1)
         good.start()
-        starting.join(10)
+        starting.join(60)
         assert r.failure is None
 
 
@@ -232,10 +232,10 @@ def test_strangers_are_dropped_and_hold_nobody_up(
     r = replica()
     starting = r.start_leader()
     address = r.find()
-    silent = socket.create_connection(address, timeout=5)
-    rude = socket.create_connection(address, timeout=5)
+    silent = socket.create_connection(address, timeout=60)
+    rude = socket.create_connection(address, timeout=60)
     rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    liar = socket.create_connection(address, timeout=5)
+    liar = socket.create_connection(address, timeout=60)
     parser: FrameParser[FromLeader] = FrameParser(from_leader)
     (challenge,) = parser.feed(liar.recv(4096))
     assert isinstance(challenge, TeamChallenge)
@@ -256,13 +256,13 @@ def test_strangers_are_dropped_and_hold_nobody_up(
     )
     for stranger in (silent, rude, liar):
         with stranger:
-            stranger.settimeout(10)
+            stranger.settimeout(60)
             while stranger.recv(4096):
                 pass
     assert starting.is_alive()
     good, _ = r.follower(1)
     good.start()
-    starting.join(10)
+    starting.join(60)
     assert r.failure is None
 
 
@@ -298,7 +298,7 @@ def test_ranks_that_do_not_come_are_named(replica: Callable[..., Replica], monke
     starting = r.start_leader()
     follower, _ = r.follower(2)
     follower.start()
-    starting.join(10)
+    starting.join(60)
     assert isinstance(r.failure, NotAssembled)
     assert "rank 1, 3 of r0 did not connect" in str(r.failure)
 
@@ -314,7 +314,7 @@ def test_the_leader_listens_where_the_others_can_reach_it(replica: Callable[...,
         sock, address = listen(r.settings(0, **fields))
         with sock:
             assert address.host == host
-            socket.create_connection(address, timeout=5).close()
+            socket.create_connection(address, timeout=60).close()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         there = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(SettingsError, match=f"{there}: Address already in use"):
