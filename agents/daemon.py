@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -27,6 +26,7 @@ from agents.evidence import Evidence
 from agents.halt import Halt
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
+from agents.host.pidfile import Taken, only_one
 from agents.host.simgpus import SimulatedGpus, SimulationProblem
 from agents.host.sysfs import Sysfs
 from agents.http.app import make_app
@@ -114,26 +114,14 @@ def _run(options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _state_lock(state_dir: Path) -> Iterator[None]:
     """One agent a state directory: STATE/agent.pid, locked while the agent lives. Raises DaemonProblem."""
-    path = state_dir / "agent.pid"
-    try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DaemonProblem(f"state_dir {error.filename or state_dir}: {error.strerror}", USAGE) from None
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            other = os.read(handle, 32).decode("ascii", "replace").strip() or "?"
+            stack.enter_context(only_one(state_dir / "agent.pid"))
+        except Taken as other:
             raise DaemonProblem(f"state_dir {state_dir}: another agent (pid {other}) uses it") from None
-        try:
-            os.ftruncate(handle, 0)
-            os.write(handle, f"{os.getpid()}\n".encode())
-        except OSError:
-            pass  # a full disk: the lock counts, the number in it is for people
+        except OSError as error:
+            raise DaemonProblem(f"state_dir {error.filename or state_dir}: {error.strerror}", USAGE) from None
         yield
-    finally:
-        os.close(handle)
 
 
 class _Daemon:

@@ -66,6 +66,7 @@ class Fault(ABC, Generic[U]):
 
     spec: ClassVar[Spec]
     survives_boot: ClassVar[bool] = False  # True: its effect is still there after the machine was started anew
+    privileged: ClassVar[bool] = False  # True: it needs rights that an agent without root has not (agents/helper)
     undo_type: type[U]
 
     @property

@@ -31,6 +31,7 @@ def _refusal(machine: Machine, target: Target) -> Refusal | None:
 class CoordinatorKill(Fault[KillUndo]):
     spec = SPECS["coordinator-kill"]
     undo_type = KillUndo
+    privileged = True
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
         return _refusal(machine, target)
@@ -59,6 +60,7 @@ class CoordinatorKill(Fault[KillUndo]):
 class CoordinatorFreeze(Fault[StoppedUndo]):
     spec = SPECS["coordinator-freeze"]
     undo_type = StoppedUndo
+    privileged = True
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
         return _refusal(machine, target)

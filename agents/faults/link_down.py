@@ -42,6 +42,7 @@ class LinkDownUndo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LinkDown(Fault[LinkDownUndo]):
     spec = SPECS["link-down"]
     undo_type = LinkDownUndo
+    privileged = True
 
     def unsupported(self, machine: Machine) -> str:
         return nics.no_right(machine)

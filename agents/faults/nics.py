@@ -14,6 +14,7 @@ from agents.host.errors import HostError
 from agents.host.links import Nic, find
 from agents.host.machine import Machine
 
+HELPER_HINT = "run ft-agent-helper as root and name its socket as helper_socket in the agent's configuration"
 PLAIN = re.compile(r"[A-Za-z0-9_.:@-]{1,15}\Z")  # a name that needs no quoting in any command
 
 
@@ -39,7 +40,7 @@ def same(machine: Machine, undo: Named) -> Nic | None:
 def no_right(machine: Machine) -> str:
     if machine.net_admin:
         return ""
-    return "the agent has no right to change network devices here (CAP_NET_ADMIN)"
+    return f"the agent has no right to change network devices here (CAP_NET_ADMIN): {HELPER_HINT}"
 
 
 def refusal(machine: Machine, target: Target) -> Refusal | None:

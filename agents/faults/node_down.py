@@ -31,6 +31,7 @@ class NodeDownUndo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NodeDown(Fault[NodeDownUndo]):
     spec = SPECS["node-down"]
     undo_type = NodeDownUndo
+    privileged = True
 
     def __init__(self) -> None:
         self._rail = LinkDown()

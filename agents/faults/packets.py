@@ -52,6 +52,7 @@ class Rules(Fault[RulesUndo]):
     """A fault whose plan makes a table; the rest is here."""
 
     undo_type = RulesUndo
+    privileged = True
 
     def unsupported(self, machine: Machine) -> str:
         return nics.no_right(machine) or machine.nft.unsupported()

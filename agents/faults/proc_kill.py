@@ -25,6 +25,7 @@ class KillUndo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ProcKill(Fault[KillUndo]):
     spec = SPECS["proc-kill"]
     undo_type = KillUndo
+    privileged = True
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
         return processes.refusal(machine, target)

@@ -18,6 +18,7 @@ from agents.host.machine import Machine
 class ProcSlow(Fault[StoppedUndo]):
     spec = SPECS["proc-slow"]
     undo_type = StoppedUndo
+    privileged = True
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
         return processes.refusal(machine, target) or processes.refusal_of_stopped(machine, target)

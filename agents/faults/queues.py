@@ -41,6 +41,7 @@ class Queue(Fault[QueueUndo]):
     """A fault whose `options` are those of a discipline; the rest is here."""
 
     undo_type = QueueUndo
+    privileged = True
     discipline: str
 
     def options(self, params: Params) -> tuple[bytes, str]:

@@ -19,15 +19,20 @@ def process_of(pid: int, started_unix_s: float) -> Worker:
     stat = read_stat(pid)
     if stat is None or stat.ended:
         raise HostError(operation, 0, f"there is no process {pid} here")
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    began_unix_s = time.time() - now + stat.start_time / TICKS_PER_S
+    if not runs_one(pid) or abs(began_unix_s - started_unix_s) > AGE_SLACK_S:
+        raise HostError(operation, 0, f"process {pid} here is another one")
+    return Worker("coordinator", -1, pid, stat.start_time)
+
+
+def runs_one(pid: int) -> bool:
+    """It has a coordinator's command line. Raises HostError."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError as error:
-        raise HostError.of(operation, error) from None
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    began_unix_s = time.time() - now + stat.start_time / TICKS_PER_S
-    if not any(mark in command for mark in MARKS) or abs(began_unix_s - started_unix_s) > AGE_SLACK_S:
-        raise HostError(operation, 0, f"process {pid} here is another one")
-    return Worker("coordinator", -1, pid, stat.start_time)
+        raise HostError.of("find the coordinator", error) from None
+    return any(mark in command for mark in MARKS)
 
 
 def unknown() -> Worker:

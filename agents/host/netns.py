@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-CAP_NET_ADMIN = 12  # capabilities(7), linux/capability.h
+from agents.host.capabilities import CAP_NET_ADMIN, effective
 
 
 def namespace_inode() -> int:
@@ -18,10 +17,4 @@ def namespace_inode() -> int:
 
 def may_change_network() -> bool:
     """True if this process may set links up and down in its namespace (CAP_NET_ADMIN in its user namespace)."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> CAP_NET_ADMIN & 1)
-    except (OSError, ValueError, IndexError):
-        pass
-    return False
+    return CAP_NET_ADMIN in effective()

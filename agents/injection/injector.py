@@ -68,6 +68,8 @@ class Injector:
         self.book = Book(ledger, emit, limits.node)
         self._job = job
         self._closing = False
+        self.whose = "agent"  # what people call this process
+        self.elsewhere: tuple[OpenFault, ...] | Callable[[], tuple[OpenFault, ...]] = ()  # open ones of another ledger
         self.halted: Callable[[], str] = str  # why nothing may be injected here; empty: it may
         self.beats = Beats(ledger, machine, self.book, catalog)
 
@@ -110,7 +112,7 @@ class Injector:
         self._ledger.prepare()
         self.refresh()
         for entry in self.book.open():
-            self.revert_now(entry, "the agent was started anew")
+            self.revert_now(entry, f"the {self.whose} was started anew")
 
     def close(self) -> list[Entry]:
         """Take everything back; what is still open afterwards is returned."""
@@ -121,7 +123,7 @@ class Injector:
             self._emit("ledger.failed", self._limits.node, str(error))
         for entry in self.book.open():
             try:
-                self.revert_now(entry, "the agent ends")
+                self.revert_now(entry, f"the {self.whose} ends")
             except LedgerError as error:
                 self._emit("fault.stuck", str(entry.target), f"{entry.id}: {error}")
         return self.book.open()
@@ -279,7 +281,7 @@ class Injector:
         if self.book.cancelled(wish.request_id):
             raise FaultProblem("refused", str(target), "this request was taken back before it arrived", "inject again")
         if self._closing:
-            raise FaultProblem("refused", str(target), "the agent is ending")
+            raise FaultProblem("refused", str(target), f"the {self.whose} is ending")
         if why := self.halted():
             raise FaultProblem("refused", str(target), why, "ftctl faults allow --reason TEXT")
         if self.book.damaged:
@@ -335,7 +337,8 @@ class Injector:
 
     def _facts(self, fault: AnyFault, job: JobFacts) -> Facts:
         now = self._machine.clock.boot_s()
-        opened = tuple(self._open_fault(entry, now) for entry in self.book.open())
+        elsewhere = self.elsewhere() if callable(self.elsewhere) else self.elsewhere
+        opened = (*(self._open_fault(entry, now) for entry in self.book.open()), *elsewhere)
         if fault.target != "nic":
             replicas = tuple(sorted({worker.replica for worker in self._machine.workers.all()}))
             return Facts((), opened, frozenset(), replicas, job)

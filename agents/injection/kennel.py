@@ -15,10 +15,12 @@ CHECK_S = 2.0
 
 
 class Kennel:
-    """`start` raises HostError. The watchdog outlives this process: it is not a daemon thread's child to be reaped."""
+    """`start` raises HostError. The watchdog outlives this process: it is not a daemon thread's child to be reaped.
+    `whose`: what people call this process, "agent" or "helper"."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, whose: str = "agent") -> None:
         self._state_dir = state_dir
+        self._whose = whose
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -47,6 +49,8 @@ class Kennel:
                             str(self._state_dir.resolve()),
                             "--agent-fd",
                             str(own),
+                            "--whose",
+                            self._whose,
                         ],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The watchdog: a small process beside the agent that takes faults back when the agent cannot.
 
-    python -m agents.injection.watchdog --state-dir DIR --agent-fd N
+    python -m agents.injection.watchdog --state-dir DIR --agent-fd N [--whose helper]
 
 The agent starts it in a session of its own and hands it a pidfd (pidfd_open(2)) of itself, which becomes readable when
 the agent is dead, however it died; no pid can be mistaken for another. While the agent lives, the watchdog only steps
@@ -39,8 +39,11 @@ RETRY_S = 5.0  # between attempts at a stuck fault
 class Watchdog:
     """The decisions, one look at a time, without process or clock of its own."""
 
-    def __init__(self, ledger: Ledger, machine: Machine, reverter: Reverter | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, machine: Machine, reverter: Reverter | None = None, whose: str = "agent"
+    ) -> None:
         self._ledger = ledger
+        self._whose = whose
         self._machine = machine
         self._reverter = reverter or Reverter(ledger, machine)
         self._retry_boot_s: dict[str, float] = {}
@@ -65,7 +68,7 @@ class Watchdog:
         """True if it is still open afterwards."""
         if agent_lives and entry.state is FaultState.STUCK:
             return True  # the agent knows, and tries on
-        who = "the agent does not answer" if agent_lives else "the agent is dead"
+        who = f"the {self._whose} does not answer" if agent_lives else f"the {self._whose} is dead"
         result = self._reverter.revert(entry.id, f"by the watchdog: {who}, and its time is up")
         if result is not None:
             with contextlib.suppress(OSError):  # the log's disk may be full, or its reader gone
@@ -113,6 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="agents.injection.watchdog")
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--agent-fd", type=int, required=True)
+    parser.add_argument("--whose", default="agent")
     options = parser.parse_args()
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(ignored, signal.SIG_IGN)
@@ -128,7 +132,7 @@ def main() -> int:
     let_through()
     machine = Machine(scratch=scratch_directory(options.state_dir))
     ledger = Ledger(ledger_directory(options.state_dir))
-    run(ledger, Watchdog(ledger, machine), options.agent_fd, stop_read)
+    run(ledger, Watchdog(ledger, machine, whose=options.whose), options.agent_fd, stop_read)
     return 0
 
 

@@ -1,0 +1,74 @@
+"""The training processes that the agent names with a request, each checked again before a fault may touch it.
+
+The kernel says whose a process is (all four user ids of /proc/PID/status): it must be the agent's own user, who could
+signal it anyway, or one that root named in `process_users`. One whose ids differ (a set-user-id program) is not taken.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from agents.faults.contract import Refusal
+from agents.helper.wire import Inject
+from agents.host import coordinators
+from agents.host.errors import HostError
+from agents.host.processes import start_time_of
+from agents.host.workers import NoWorkers, Worker, aimed_at
+
+
+class Announced(NoWorkers):
+    """Workers of agents/host/workers.py, as of the request that is being carried out. One request at a time."""
+
+    def __init__(self, users: frozenset[int]) -> None:
+        self._users = users
+        self._workers: tuple[Worker, ...] = ()
+        self._coordinator: Worker | None = None
+
+    def take(self, wish: Inject, target: str) -> Refusal | None:
+        """From now on these count, unless one that is meant may not be faulted. `target` is the fault's kind of it."""
+        self._workers, self._coordinator = (), None
+        meant = {"replica": aimed_at(wish.workers, wish.replica, wish.rank), "node": wish.workers}.get(target, ())
+        if target == "coordinator" and wish.coordinator is not None:
+            meant = (wish.coordinator,)
+        for worker in meant:
+            if why := self.problem(worker):
+                return Refusal("refused", why, "the helper's configuration on the node: process_users")
+        self._workers = meant if target != "coordinator" else ()
+        self._coordinator = wish.coordinator
+        return None
+
+    def all(self) -> tuple[Worker, ...]:
+        return tuple(w for w in self._workers if start_time_of(w.pid) == w.start_time)
+
+    def coordinator(self) -> Worker:
+        """Raises HostError."""
+        found = self._coordinator
+        if found is None:
+            return coordinators.unknown()
+        if not coordinators.runs_one(found.pid) or start_time_of(found.pid) != found.start_time:
+            raise HostError("find the coordinator", 0, f"process {found.pid} here is another one")
+        return Worker("coordinator", -1, found.pid, found.start_time)
+
+    def problem(self, worker: Worker) -> str:
+        """Why it may not be touched; empty if it may."""
+        if worker.pid <= 1 or worker.pid in (os.getpid(), os.getppid()):
+            return f"process {worker.pid} is not one that may be faulted"
+        users = _users(worker.pid)
+        if users is None or start_time_of(worker.pid) != worker.start_time:
+            return ""  # it has ended, which the fault itself will say
+        if len(users) != 1 or not users <= self._users:
+            names = "/".join(str(user) for user in sorted(users))
+            return f"{worker.text} belongs to user {names}, whose processes may not be faulted"
+        return ""
+
+
+def _users(pid: int) -> frozenset[int] | None:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("Uid:"):
+            return frozenset(int(word) for word in line.split()[1:5])
+    return None
