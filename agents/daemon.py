@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
 from agents.halt import Halt
+from agents.host.gpus import NodeGpus, Seen
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
 from agents.host.pidfile import Taken, only_one
@@ -133,6 +135,7 @@ class _Daemon:
         self._supervisor = Supervisor(settings, emit) if settings.supervision.replicas else None
         self._registry = RankRegistry(settings.ranks_socket, settings.node) if settings.ranks_socket else None
         relay = JobRelay(settings.coordinator)
+        self._gpus, gpus = _gpu_monitor(settings, emit)
         machine = Machine(
             links=NetlinkLinks(),
             sysfs=Sysfs(settings.sysfs_root),
@@ -141,6 +144,7 @@ class _Daemon:
             coordinator=partial(relay.process, f"agent-{settings.node}"),
             end_agent=_end_after,
             workers=Roster(self._supervisor, self._registry),
+            gpus=gpus,
         )
         limits = Limits(
             node=settings.node,
@@ -162,7 +166,6 @@ class _Daemon:
         parts = Parts(settings.node, self._injector, self._supervisor, self._registry)
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
         self._poller = Poller(parts, nics, ProcessMonitor(), settings.poll_s, emit)
-        self._gpus = _gpu_monitor(settings, emit)
         self._links = LinkPoller(parts, settings.poll_s, emit)
         evidence = Evidence(parts)
         grace_s = settings.supervision.grace_s
@@ -261,9 +264,9 @@ class _Daemon:
         return left
 
 
-def _gpu_monitor(settings: AgentSettings, emit: Callable[..., None]) -> GpuMonitor:
+def _gpu_monitor(settings: AgentSettings, emit: Callable[..., None]) -> tuple[GpuMonitor, NodeGpus]:
     """With simulated GPUs: made at the first start; their state outlives the agent, as a GPU's does."""
-    wanted, environment, expect = settings.simulated_gpus, None, settings.expect_gpus
+    wanted, environment, expect, gpus = settings.simulated_gpus, None, settings.expect_gpus, None
     if wanted is not None:
         folder = settings.state_dir / "gpus"
         gpus = SimulatedGpus(folder / "state")
@@ -277,11 +280,19 @@ def _gpu_monitor(settings: AgentSettings, emit: Callable[..., None]) -> GpuMonit
 
     def on_xid(xid: XidSeen) -> None:
         mark = " (simulated)" if xid.simulated else ""
-        emit(
-            "gpu.xid", f"{settings.node}/gpu{xid.index}", f"Xid {xid.code} on {xid.uuid}{mark}", injected=xid.simulated
-        )
+        injected = xid.simulated or xid.injected
+        emit("gpu.xid", f"{settings.node}/gpu{xid.index}", f"Xid {xid.code} on {xid.uuid}{mark}", injected=injected)
 
-    return GpuMonitor(settings.nvml_deadline_s, expect=expect, environment=environment, on_xid=on_xid)
+    def look() -> Seen:
+        summary = monitor.summary()
+        return Seen(tuple((gpu.index, gpu.pids) for gpu in summary.devices), summary.note)
+
+    def announce(index: int, code: int) -> None:
+        uuid = next((gpu.uuid for gpu in monitor.summary().devices if gpu.index == index), "")
+        on_xid(XidSeen(index, uuid, code, time.time(), injected=True))
+
+    monitor = GpuMonitor(settings.nvml_deadline_s, expect=expect, environment=environment, on_xid=on_xid)
+    return monitor, NodeGpus(look, announce, gpus)
 
 
 def _end_after(seconds: float) -> None:

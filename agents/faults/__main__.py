@@ -30,7 +30,7 @@ def page() -> str:
 
 
 def _article(target: str) -> str:
-    return {"nic": "a rail", "coordinator": "the coordinator"}.get(target, f"a {target}")
+    return {"nic": "a rail", "coordinator": "the coordinator", "gpu": "GPUs"}.get(target, f"a {target}")
 
 
 def _entry(spec: Spec) -> str:

@@ -10,6 +10,14 @@ from agents.faults.agent_kill import AgentKill
 from agents.faults.contract import Fault
 from agents.faults.coordinator import CoordinatorFreeze, CoordinatorKill
 from agents.faults.disk_full import DiskFull
+from agents.faults.gpu_busy import GpuBusy
+from agents.faults.gpu_ecc import GpuEcc
+from agents.faults.gpu_hang import GpuHang
+from agents.faults.gpu_lost import GpuLost
+from agents.faults.gpu_mem_hog import GpuMemHog
+from agents.faults.gpu_row_remap import GpuRowRemap
+from agents.faults.gpu_throttle import GpuThrottle
+from agents.faults.gpu_xid import GpuXid
 from agents.faults.link_blackhole import LinkBlackhole
 from agents.faults.link_corrupt import LinkCorrupt
 from agents.faults.link_delay import LinkDelay
@@ -22,6 +30,8 @@ from agents.faults.link_reorder import LinkReorder
 from agents.faults.mem_hog import MemHog
 from agents.faults.node_down import NodeDown
 from agents.faults.noop import Noop
+from agents.faults.nvlink_error import NvlinkError
+from agents.faults.nvml_hang import NvmlHang
 from agents.faults.partition import Partition
 from agents.faults.proc_hang import ProcHang
 from agents.faults.proc_kill import ProcKill
@@ -54,6 +64,16 @@ _ALL: tuple[AnyFault, ...] = (
     CoordinatorKill(),
     CoordinatorFreeze(),
     StateCorrupt(),
+    GpuXid(),
+    GpuLost(),
+    GpuEcc(),
+    GpuRowRemap(),
+    GpuThrottle(),
+    GpuHang(),
+    GpuMemHog(),
+    GpuBusy(),
+    NvlinkError(),
+    NvmlHang(),
 )
 
 CATALOG: dict[str, AnyFault] = {fault.kind: fault for fault in _ALL}

@@ -31,10 +31,12 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nic: str = ""
     replica: str = ""
     rank: int = -1  # of the replica; below 0: all that it has on this node
+    gpu: int = -1  # below 0: none
 
     def __str__(self) -> str:
         rank = f"rank{self.rank}" if self.replica and self.rank >= 0 else ""
-        return "/".join(part for part in (self.node, self.nic or self.replica, rank) if part)
+        gpu = f"gpu{self.gpu}" if self.gpu >= 0 else ""
+        return "/".join(part for part in (self.node, self.nic or self.replica or gpu, rank) if part)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import fcntl
 import importlib.util
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,8 +97,22 @@ class SimulatedGpus:
             self._write(state)
         return old
 
-    def restore(self, old: Old) -> None:
-        self.change(old)
+    def look(self, keys: Iterable[str]) -> Old:
+        state = self._read()
+        return {key: state.get(key) for key in keys}
+
+    def restore(self, old: Old, ours: Old | None = None) -> None:
+        """Write `old` back; with `ours`, only where what was written then still stands."""
+        with self._locked():
+            state = self._read()
+            for key, value in old.items():
+                if ours is not None and state.get(key) != ours.get(key):
+                    continue
+                if value is None:
+                    state.pop(key, None)
+                else:
+                    state[key] = value
+            self._write(state)
 
     def of(self, gpu: int, values: Mapping[str, object]) -> Old:
         count = self.count()

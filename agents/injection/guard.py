@@ -53,6 +53,7 @@ class Wish:
     takes_out: bool = True
     whole_node: bool = False
     allow_last_replica: bool = False
+    gpu: int = -1
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class OpenFault:
     replica: str = ""
     rank: int = -1
     whole_node: bool = False
+    gpu: int = -1
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,13 @@ def judge(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
         _duration(wish, limits)
         or (_nic(wish, facts, limits) if wish.target == "nic" else None)
         or _replica(wish, facts)
+        or _gpu(wish, facts)
         or _whole_node(wish, facts, limits)
         or _count(facts, limits)
         or (_last_rail(wish, facts, limits) if wish.target == "nic" and wish.takes_out else None)
-        or (_last_replica(wish, facts, limits) if wish.target in ("replica", "node") and wish.takes_out else None)
+        or (
+            _last_replica(wish, facts, limits) if wish.target in ("replica", "node", "gpu") and wish.takes_out else None
+        )
     )
 
 
@@ -127,6 +132,16 @@ def _replica(wish: Wish, facts: Facts) -> Refusal | None:
     for fault in facts.open:
         if fault.replica == wish.replica and (fault.rank < 0 or wish.rank < 0 or fault.rank == wish.rank):
             return _taken(fault, wish.replica)
+    return None
+
+
+def _gpu(wish: Wish, facts: Facts) -> Refusal | None:
+    """One fault on a GPU, and one on the driver, at a time: two would put back what the other one had changed."""
+    if wish.target != "gpu":
+        return None
+    for fault in facts.open:
+        if fault.kind == wish.kind if wish.gpu < 0 else fault.gpu == wish.gpu:
+            return _taken(fault, f"GPU {wish.gpu}" if wish.gpu >= 0 else "the driver")
     return None
 
 

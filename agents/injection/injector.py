@@ -132,8 +132,9 @@ class Injector:
         """The fault, active; or the fault as it would be, for a dry run. Raises FaultProblem."""
         target = Target(self._limits.node, wish.nic, wish.replica, wish.rank)
         fault, params = self._check_form(wish, target)
+        target = msgspec.structs.replace(target, gpu=int(params["gpu"])) if "gpu" in params else target
         # Asked before the lock is held: it may take seconds.
-        asks = fault.spec.takes_out and fault.target in ("replica", "node") and not wish.allow_last_replica
+        asks = fault.spec.takes_out and fault.target in ("replica", "node", "gpu") and not wish.allow_last_replica
         job = self._job() if asks else JobFacts()
         try:
             with self._ledger.locked(LOCK_TIMEOUT_S):
@@ -304,6 +305,7 @@ class Injector:
                 fault.spec.takes_out,
                 fault.spec.whole_node,
                 wish.allow_last_replica,
+                target.gpu,
             ),
             self._facts(fault, job),
             self._limits,
@@ -348,7 +350,8 @@ class Injector:
         target = entry.target
         known = self._catalog.get(entry.kind)
         whole = known is not None and known.spec.whole_node
-        return OpenFault(entry.id, entry.kind, target.nic, entry.due_boot_s() - now, target.replica, target.rank, whole)
+        left_s, rank = entry.due_boot_s() - now, target.rank
+        return OpenFault(entry.id, entry.kind, target.nic, left_s, target.replica, rank, whole, target.gpu)
 
     def _make(self, fault: AnyFault, entry: Entry) -> Entry:
         """The change itself, under the lock, with the undo on disk. Active, or still armed when it went wrong."""

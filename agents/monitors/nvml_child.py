@@ -48,13 +48,14 @@ class GpuReading(msgspec.Struct, frozen=True):
 
 
 class XidSeen(msgspec.Struct, frozen=True):
-    """The driver reported an Xid. `time`: Unix seconds, when it was read."""
+    """The driver reported an Xid. `time`: Unix seconds, when it was read. `injected`: only here."""
 
     index: int
     uuid: str
     code: int
     time: float
     simulated: bool = False
+    injected: bool = False
 
 
 class GpuAnswer(msgspec.Struct, frozen=True):

@@ -175,7 +175,7 @@ async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Map
     nodes = nodes_named(cluster.inventory, wish.node)
     if spec.target == "nic":
         _one_of_nic_and_rail(spec.kind, wish)
-    if everywhere and spec.target in ("nic", "node"):
+    if everywhere and spec.target in ("nic", "node", "gpu"):
         raise UsageProblem(f"inject {spec.kind}", "say where: --node NODES", "ftctl status")
     if spec.target == "replica" and wish.replica is None:
         raise UsageProblem(f"inject {spec.kind}", "say whose processes: --replica R", "ftctl status")

@@ -17,8 +17,10 @@ from agents.api.faultspecs import SPECS, TARGETS
 from agents.faults.catalog import CATALOG, AnyFault, read_undo
 from agents.faults.contract import Params, Refusal, Target
 from agents.host.errors import HostError
+from agents.host.gpus import NodeGpus, Seen
 from agents.host.machine import Machine
 from agents.host.processes import start_time_of, state_of
+from agents.host.simgpus import SimulatedGpus
 from agents.host.workers import Armed, NoWorkers, Worker
 from agents.injection.guard import check_params
 from ftar_core.wire.agentlink import ArmBreakpoints
@@ -35,6 +37,7 @@ PARAMS: dict[str, Params] = {  # of kinds that cannot do without
     "replica-crash-at": {"point": "reduced", "within_s": 1.0},
     "disk-full": {"mb": 1},
     "partition": {"peers": "10.77.0.2, fd77:0::2"},
+    "gpu-xid": {"xid": 79},
 }
 
 
@@ -79,7 +82,8 @@ def world(
 ) -> Iterator[Machine]:
     """A rail with addresses and routes of many kinds; on the kernel only for faults that touch the network."""
     if request.param == "memory":
-        yield dataclasses.replace(machine, workers=workers, coordinator=coordinator_of(workers), end_agent=ends)
+        able = {"workers": workers, "coordinator": coordinator_of(workers), "end_agent": ends}
+        yield dataclasses.replace(machine, **able, gpus=simulated(tmp_path / "gpus"))
         return
     from agent_network import Namespace, add_rail, add_routes
     from pyroute2 import IPRoute
@@ -98,6 +102,7 @@ def world(
                 rails=("rail0",),
                 coordinator=coordinator_of(workers),
                 end_agent=ends,
+                gpus=simulated(tmp_path / "gpus"),
             )
             after = everything() if networked else []
             assert after == before, "addresses, routes, queues or packet rules differ from before"
@@ -113,6 +118,10 @@ def fault(request: pytest.FixtureRequest) -> AnyFault:
 def coordinator_of(workers: Standing) -> Callable[[], Worker]:
     """A process that stands for the coordinator."""
     return lambda: msgspec.structs.replace(workers.all()[0], replica="coordinator", rank=-1)
+
+
+def simulated(folder: Path) -> NodeGpus:
+    return NodeGpus(Seen, lambda gpu, code: None, SimulatedGpus.create(folder, "node1", 2))
 
 
 def ends(after_s: float) -> None:
@@ -146,7 +155,7 @@ def everything() -> list[object]:
 
 
 def target_of(fault: AnyFault) -> Target:
-    named = {"nic": Target("node1", "rail0"), "replica": Target("node1", replica="r1")}
+    named = {"nic": Target("node1", "rail0"), "replica": Target("node1", replica="r1"), "gpu": Target("node1", gpu=1)}
     return named.get(fault.target, Target("node1"))
 
 
