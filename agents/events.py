@@ -52,9 +52,21 @@ class EventLog:
     def boot(self) -> str:
         return self._boot
 
-    def emit(self, kind: str, thing: str, reason: str, *, injected: bool = False, age_s: float = 0.0) -> None:
+    def emit(
+        self,
+        kind: str,
+        thing: str,
+        reason: str,
+        *,
+        injected: bool = False,
+        age_s: float = 0.0,
+        incident: str = "",
+        verdict: str = "",
+        action: str = "",
+        evidence: str = "",
+    ) -> None:
         """`kind` like "rail.down", `thing` like "node1/rail0". What a fault of ours does is marked `injected`.
-        `age_s`: how long ago it happened, for what is heard of later."""
+        `age_s`: how long ago it happened, for what is heard of later. The rest as in EventRecord."""
         with self._changed:
             self._last += 1
             event = EventRecord(
@@ -65,6 +77,11 @@ class EventLog:
                 object=thing[:MAX_TEXT],
                 reason=" ".join(reason.split())[:MAX_TEXT],
                 injected=injected or kind.startswith("fault."),
+                node=self._node,
+                incident=incident,
+                verdict=verdict,
+                action=action,
+                evidence=evidence[:MAX_TEXT],
             )
             self._events.append(event)
             self._unwritten.append(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agents.api.models import ProcessView, RankView
+from agents.health.desk import HealthDesk
 from agents.injection.injector import Injector
 from agents.recovery.ranks import RankRegistry
 from agents.recovery.supervisor import Supervisor
@@ -18,11 +19,15 @@ class Parts:
     injector: Injector
     supervisor: Supervisor | None
     registry: RankRegistry | None
+    health: HealthDesk
 
     def faults_by_nic(self) -> dict[str, str]:
         """NIC -> id of the open fault on it."""
         entries = self.injector.entries()
         return {entry.target.nic: entry.id for entry in entries if entry.open and entry.target.nic}
+
+    def open_faults(self) -> frozenset[str]:
+        return frozenset(entry.id for entry in self.injector.entries() if entry.open)
 
     def processes(self) -> list[ProcessView]:
         return self.supervisor.views() if self.supervisor is not None else []

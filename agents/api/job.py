@@ -33,6 +33,9 @@ class ActionAnswer(Answer):
 
 
 class EventRecord(Answer):
+    """`incident` ties together what was seen, decided and done about one thing; `verdict` (a word of Health) and `action`
+    are of events that are one. `node` is empty in events of the coordinator."""
+
     seq: int
     time: float
     source: str
@@ -41,7 +44,10 @@ class EventRecord(Answer):
     reason: str
     injected: bool = False
     incident: str = ""
-    evidence: str = ""  # what was found out about a hung replica: several lines
+    evidence: str = ""  # what was found out about a hung replica, or kernel lines: several lines
+    node: str = ""
+    verdict: str = ""
+    action: str = ""
 
 
 class EventsAnswer(Answer):

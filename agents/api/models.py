@@ -9,6 +9,9 @@ Every error, whatever the status, is an ErrorBody. `Authorization: Bearer TOKEN`
 | GET /v1/node | viewer | | NodeView |
 | POST /v1/node/cordon, uncordon | operator | CordonRequest (cordon.py) | CordonAnswer |
 | GET /v1/events?after=SEQ&limit=N&wait_s=S | viewer | long poll, at most 30 s | EventsAnswer |
+| GET /v1/health | viewer | | HealthAnswer (health.py) |
+| POST /v1/verdicts | operator | VerdictsRequest (health.py): what other monitors found | VerdictsAnswer |
+| POST /v1/clear | operator | ClearRequest (health.py) | ClearAnswer |
 | GET /v1/links?pid=P&rail=R&state=S&each=BOOL&limit=N | viewer | | LinksAnswer |
 | GET /v1/fault-kinds | viewer | | list[FaultSpec] |
 | GET /v1/faults | viewer | | list[FaultView] (open ones, and those reverted in the last hour) |
@@ -45,6 +48,17 @@ from agents.api.faults import (
     InjectRequest,
     RevertAnswer,
 )
+from agents.api.health import (
+    ClearAnswer,
+    ClearRequest,
+    ForeignVerdict,
+    HealthAnswer,
+    Incident,
+    MonitorView,
+    Verdict,
+    VerdictsAnswer,
+    VerdictsRequest,
+)
 from agents.api.job import (
     ActionAnswer,
     CoordinatorAction,
@@ -75,6 +89,7 @@ from agents.api.node import (
     RankView,
 )
 from agents.api.words import (
+    Action,
     FaultState,
     Health,
     Role,
@@ -84,10 +99,13 @@ __all__ = [
     "API_VERSION",
     "DEFAULT_PORT",
     "ERROR_CODES",
+    "Action",
     "ActionAnswer",
     "AgentInfo",
     "Alive",
     "Answer",
+    "ClearAnswer",
+    "ClearRequest",
     "CoordinatorAction",
     "ErrorBody",
     "EventRecord",
@@ -96,9 +114,12 @@ __all__ = [
     "FaultSpec",
     "FaultState",
     "FaultView",
+    "ForeignVerdict",
     "GpuSummary",
     "GpuView",
     "Health",
+    "HealthAnswer",
+    "Incident",
     "InjectRequest",
     "JobAccount",
     "JobState",
@@ -107,6 +128,7 @@ __all__ = [
     "LinkRow",
     "LinkView",
     "LinksAnswer",
+    "MonitorView",
     "NicView",
     "NodeView",
     "ProblemView",
@@ -120,4 +142,7 @@ __all__ = [
     "StallState",
     "SupervisionAction",
     "TimeSpent",
+    "Verdict",
+    "VerdictsAnswer",
+    "VerdictsRequest",
 ]

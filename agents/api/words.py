@@ -24,6 +24,19 @@ class Health(str, Enum):
     UNKNOWN = "unknown"
 
 
+class Action(str, Enum):
+    """What a verdict suggests. What is done is decided by the policy."""
+
+    NONE = "none"
+    WATCH = "watch"  # record it, do nothing
+    CHECK = "check"  # somebody or something has to look: a process, a cable, a register
+    RESTART = "restart"  # the replica's processes, on the same nodes
+    DRAIN = "drain"  # let the replica leave at a step boundary
+    RESET_IDLE = "reset_idle"  # reset the GPU when nothing uses it
+    EVICT = "evict"  # take the replica off, until the thing is repaired
+    EVICT_NODE = "evict_node"  # the same, for everything on the node
+
+
 class FaultState(str, Enum):
     """Where a fault is in its life; the moves are a table in agents/injection/lifecycle.py."""
 

@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from agents.api.models import NicView
-from agents.api.words import Health
+from agents.api.words import Action, Health
+from agents.health.signals import Observed, Signal
 from agents.host.links import Counters, Links, Nic
 from agents.host.netobjects import Address
 
@@ -41,32 +42,59 @@ class NicReading:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
+    """`code` as in agents.api.health.Verdict; `hint` is what a person would do."""
+
     health: Health
     reason: str
-    action: str = ""
+    hint: str = ""
+    code: str = ""
+    action: Action = Action.NONE
 
 
-def judge(reading: NicReading, limits: NicLimits) -> Verdict:
+def judge(reading: NicReading, limits: NicLimits) -> Judgement:
     name, nic = reading.name, reading.nic
     if reading.fault and (nic is None or not nic.up or not nic.carrier):
         reason = f"down by fault {reading.fault} (injected)"
-        return Verdict(Health.UNHEALTHY, reason, f"ftctl revert {reading.fault}, or wait for its end")
+        hint = f"ftctl revert {reading.fault}, or wait for its end"
+        return Judgement(Health.UNHEALTHY, reason, hint, "nic.injected", Action.WATCH)
     if nic is None:
-        return Verdict(Health.UNHEALTHY, "there is no such device", f"check the driver and the slot of {name}")
+        hint = f"check the driver and the slot of {name}"
+        return Judgement(Health.UNHEALTHY, "there is no such device", hint, "nic.missing", Action.CHECK)
     if reading.role == OTHER and not (nic.up and nic.carrier):
-        return Verdict(Health.UNKNOWN, "not in use")
+        return Judgement(Health.UNKNOWN, "not in use")
     if not nic.up:
-        return Verdict(Health.UNHEALTHY, "down (administratively)", f"ip link set {name} up")
+        hint = f"ip link set {name} up"
+        return Judgement(Health.UNHEALTHY, "down (administratively)", hint, "nic.down", Action.CHECK)
     if not nic.carrier:
-        return Verdict(Health.UNHEALTHY, "no carrier", f"check cable, optic and switch port of {name}")
+        hint = f"check cable, optic and switch port of {name}"
+        return Judgement(Health.UNHEALTHY, "no carrier", hint, "nic.carrier", Action.CHECK)
     if reading.carrier_changes > limits.carrier_changes:
         reason = f"flapping: the carrier changed {reading.carrier_changes} times within {reading.span_s:.0f} s"
-        return Verdict(Health.DEGRADED, reason, f"check cable and optic of {name}")
+        return Judgement(Health.DEGRADED, reason, f"check cable and optic of {name}", "nic.flapping", Action.CHECK)
     if reading.span_s > 0 and reading.errors / reading.span_s > limits.errors_per_s:
         reason = f"{reading.errors / reading.span_s:.0f} errors a second"
-        return Verdict(Health.DEGRADED, reason, f"check cable and optic of {name}")
-    return Verdict(Health.HEALTHY, "up")
+        return Judgement(Health.DEGRADED, reason, f"check cable and optic of {name}", "nic.errors", Action.CHECK)
+    return Judgement(Health.HEALTHY, "up")
+
+
+def observed(view: NicView, judgement: Judgement, fault: str) -> Observed:
+    """For the incident book. A NIC that is no rail and not the management NIC is nobody's incident."""
+    name = f"nic {view.name}"
+    if not judgement.code or view.role == OTHER:
+        return Observed("nic", name, judgement.reason, judgement.health if view.role != OTHER else Health.UNKNOWN)
+    signal = Signal(
+        kind="nic",
+        object=name,
+        code=judgement.code,
+        health=judgement.health,
+        reason=judgement.reason,
+        action=judgement.action,
+        hint=judgement.hint,
+        injected=bool(fault),
+        fault=fault,
+    )
+    return Observed("nic", name, judgement.reason, judgement.health, signals=(signal,))
 
 
 @dataclass
@@ -102,7 +130,7 @@ class NicMonitor:
         self._limits = limits or NicLimits()
         self._history: dict[str, _History] = {}
 
-    def read(self, now: float, faults: dict[str, str]) -> list[tuple[NicView, Verdict]]:
+    def read(self, now: float, faults: dict[str, str]) -> list[tuple[NicView, Judgement]]:
         """`now` monotonic seconds; `faults`: NIC name -> id of our open fault. Rails first. Raises HostError."""
         nics = {nic.name: nic for nic in self._links.nics() if nic.name != "lo"}
         addresses = self._links.all_addresses()
@@ -112,7 +140,7 @@ class NicMonitor:
 
     def _one(
         self, name: str, nic: Nic | None, addresses: dict[int, tuple[Address, ...]], now: float, fault: str
-    ) -> tuple[NicView, Verdict]:
+    ) -> tuple[NicView, Judgement]:
         role = self._role(name)
         if nic is None:
             verdict = judge(NicReading(name, role, None, fault=fault), self._limits)

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agents.api.models import NicView, ProcessView
-from agents.api.words import Health
 from agents.host.errors import HostError
-from agents.monitors.nics import RAIL, NicMonitor, Verdict
+from agents.monitors.nics import Judgement, NicMonitor, observed
 from agents.monitors.processes import ProcessMonitor
 from agents.node import Parts
 
@@ -27,7 +26,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 @dataclass(frozen=True)
 class Snapshot:
     at: float  # monotonic
-    nics: tuple[tuple[NicView, Verdict], ...] = ()
+    nics: tuple[tuple[NicView, Judgement], ...] = ()
     processes: tuple[ProcessView, ...] = ()
     rss_mb: float = 0.0
     cpu_percent: float = 0.0
@@ -42,7 +41,6 @@ class Poller:
         self._poll_s = poll_s
         self._emit = emit
         self._end = threading.Event()
-        self._seen: dict[str, tuple[Health, str]] = {}
         self._cpu_at = (time.monotonic(), time.process_time())
         self._snapshot = Snapshot(time.monotonic(), trouble="not read yet")
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
@@ -88,21 +86,11 @@ class Poller:
             if trouble != before.trouble:
                 self._emit("node.unreadable", self._parts.name, trouble)
         else:
-            self._tell_changes(nics)
-
-    def _tell_changes(self, nics: tuple[tuple[NicView, Verdict], ...]) -> None:
-        """An event whenever the verdict on a rail changes."""
-        for view, verdict in nics:
-            if view.role != RAIL:
-                continue
-            now = (verdict.health, verdict.reason)
-            before = self._seen.get(view.name)
-            self._seen[view.name] = now
-            if before is None and verdict.health is Health.HEALTHY:
-                continue
-            if before is None or before[0] is not now[0]:
-                kind = {Health.HEALTHY: "rail.up", Health.DEGRADED: "rail.degraded"}.get(verdict.health, "rail.down")
-                self._emit(kind, f"{self._parts.name}/{view.name}", verdict.reason, injected=view.injected)
+            faults = self._parts.faults_by_nic()
+            seen = [observed(view, judgement, faults.get(view.name, "")) for view, judgement in nics]
+            self._parts.health.see("nics", seen)
+        self._parts.health.monitor("nics", ok=not trouble, note=trouble)
+        self._parts.health.tick(self._parts.open_faults())
 
     def _cpu_percent(self, before: float) -> float:
         """Of one core, over at least ten seconds: shorter spans of a process at rest are noise."""
