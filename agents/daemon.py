@@ -25,6 +25,8 @@ from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
 from agents.halt import Halt
+from agents.health.desk import HealthDesk
+from agents.health.foreign import Foreigners
 from agents.host.gpus import NodeGpus, Seen
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
@@ -45,7 +47,6 @@ from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.nics import NicMonitor
 from agents.monitors.nvml_child import XidSeen
 from agents.monitors.poller import Poller
-from agents.monitors.processes import ProcessMonitor
 from agents.node import Parts
 from agents.recovery.errors import SupervisionError
 from agents.recovery.hangwatch import HangWatch
@@ -163,9 +164,10 @@ class _Daemon:
         self._kennel = Kennel(settings.state_dir)
         if self._supervisor is not None:
             self._supervisor.held = self._held
-        parts = Parts(settings.node, self._injector, self._supervisor, self._registry)
+        health = HealthDesk(settings.node, emit, machine.clock, rails=settings.rails)
+        parts = Parts(settings.node, self._injector, self._supervisor, self._registry, health)
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
-        self._poller = Poller(parts, nics, ProcessMonitor(), settings.poll_s, emit)
+        self._poller = Poller(parts, nics, self._gpus, settings.poll_s, emit)
         self._links = LinkPoller(parts, settings.poll_s, emit)
         evidence = Evidence(parts)
         grace_s = settings.supervision.grace_s
@@ -186,6 +188,7 @@ class _Daemon:
             cordon=self._cordon,
             halt=self._halt,
             evidence=evidence,
+            foreigners=Foreigners(health),
             kennel=self._kennel,
             pid=os.getpid(),
         )

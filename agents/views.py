@@ -13,6 +13,7 @@ from agents.api.models import (
     ProblemView,
 )
 from agents.faults.catalog import CATALOG, AnyFault
+from agents.health import views as verdict_views
 from agents.http.context import VERSION, Agent
 from agents.injection.injector import Injector
 from agents.injection.ledger import Entry
@@ -83,7 +84,8 @@ def node_view(agent: Agent) -> NodeView:
     """From memory only: it never waits for kernel, disk or network."""
     snapshot = agent.poller.snapshot()
     name = agent.settings.node
-    gpus = agent.gpus.summary()
+    verdicts = agent.parts.health.verdicts()
+    gpus = verdict_views.of_gpus(agent.gpus.summary(), verdicts)
     processes = [*agent.parts.processes(), *snapshot.processes]
     faults = recent_faults(agent)
     trouble = agent.poller.trouble()
@@ -91,8 +93,7 @@ def node_view(agent: Agent) -> NodeView:
         *problems.of_ledger(name, agent.parts.injector.damaged()),
         *problems.of_faults(faults),
         *([ProblemView(object=name, reason=trouble, action=f"look at the agent's log on {name}")] if trouble else []),
-        *problems.of_nics(name, list(snapshot.nics)),
-        *problems.of_gpus(name, gpus.devices),
+        *problems.of_verdicts(verdicts),
         *problems.of_processes(processes),
     ]
     return NodeView.model_validate(
@@ -101,7 +102,7 @@ def node_view(agent: Agent) -> NodeView:
             "name": name,
             "time": time.time(),
             "agent": agent_info(agent),
-            "nics": [view for view, _verdict in snapshot.nics],
+            "nics": verdict_views.of_nics(snapshot.nics, verdicts),
             "gpus": gpus,
             "ranks": agent.parts.ranks(),
             "processes": processes,

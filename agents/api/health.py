@@ -80,7 +80,7 @@ class Incident(Answer):
 
 
 class MonitorView(Answer):
-    """What looks: the kernel log, GPUs, NICs, RDMA ports, foreign monitors. `ok` false: `note` says what is not seen."""
+    """What looks: the kernel log, GPUs, NICs, RDMA ports, others' files. `ok` false: `note` says what is not seen."""
 
     name: str
     ok: bool
@@ -88,7 +88,7 @@ class MonitorView(Answer):
 
 
 class HealthAnswer(Answer):
-    """GET /v1/health. `health` is the worst of the verdicts; `incidents` are the open ones, then those closed lately."""
+    """GET /v1/health. `health` is the worst of the verdicts; `incidents` the open ones, then those closed lately."""
 
     schema_: int = Field(default=1, alias="schema")
     node: str

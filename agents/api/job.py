@@ -33,8 +33,8 @@ class ActionAnswer(Answer):
 
 
 class EventRecord(Answer):
-    """`incident` ties together what was seen, decided and done about one thing; `verdict` (a word of Health) and `action`
-    are of events that are one. `node` is empty in events of the coordinator."""
+    """`incident` ties together what was seen, decided and done about one thing. `verdict` (a word of Health) and
+    `action` are of events that are one. `node` is empty in events of the coordinator."""
 
     seq: int
     time: float

@@ -68,6 +68,15 @@ class HealthDesk:
             self._tell()
             return ended
 
+    def knows(self, kind: str, name: str) -> bool:
+        with self._lock:
+            return (kind, name) in self._book.things
+
+    def names(self, kind: str) -> list[str]:
+        """The objects of this kind, at most 20 of them."""
+        with self._lock:
+            return sorted(thing.object for thing in self._book.things.values() if thing.kind == kind)[:20]
+
     def tick(self, open_faults: Collection[str] = ()) -> None:
         with self._lock:
             self._book.tick(self.moment(), open_faults)

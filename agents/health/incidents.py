@@ -6,9 +6,9 @@ news only counts up: a GPU in trouble writes the same line some 800,000 times, a
 with that. What does grow is bounded: objects, causes of one, lines of evidence, histories, incidents remembered.
 
 A cause that happened (a line, not a reading) is over when its signal says so (`Ends`). It counts as having come back
-when it was over in between, or when another process caused it: then it is told again, and `times` goes up, which is what
-"the second time within a day" is judged by. Rejected: one incident for each code, which makes an Xid, its consequence
-(45) and the lost GPU three decisions about one failure.
+when it was over in between, or when another process caused it: then it is told again, and `times` goes up, by which
+"the second time within a day" is judged. Rejected: one incident for each code, which makes an Xid, its consequence (45)
+and the lost GPU three decisions about one failure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Moment(NamedTuple):
 
 
 class News(NamedTuple):
-    """`verdict` is new, worse, or came back; `over`: it is the healthy one that closes the incident, or what is left."""
+    """`verdict` is new, changed, or came back; `over`: it closes the incident (healthy), or is what is left of it."""
 
     verdict: Verdict
     over: bool = False
@@ -173,7 +173,7 @@ class IncidentBook:
     def verdicts(self, now: Moment) -> list[Verdict]:
         """Worst first; one for each cause, or one for what is well."""
         found = [verdict for thing in self.things.values() for verdict in self.of(now, thing)]
-        return sorted(found, key=lambda v: (WORST_FIRST.index(v.health), v.kind, v.object, v.code))
+        return sorted(found, key=lambda v: (WORST_FIRST.index(v.health), v.kind, v.object))
 
     def of(self, now: Moment, thing: Thing) -> list[Verdict]:
         if thing.incident is not None:

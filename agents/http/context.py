@@ -20,6 +20,7 @@ from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
 from agents.halt import Halt
+from agents.health.foreign import Foreigners
 from agents.host.errors import HostError
 from agents.injection.kennel import Kennel
 from agents.job import JobRelay
@@ -110,6 +111,7 @@ class Agent:
     cordon: Cordon
     halt: Halt
     evidence: Evidence
+    foreigners: Foreigners
     kennel: Kennel
     pid: int
     started_at: float = field(default_factory=time.monotonic)

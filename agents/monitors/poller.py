@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agents.api.models import NicView, ProcessView
+from agents.health.views import observed_gpu
 from agents.host.errors import HostError
+from agents.monitors.gpus import GpuMonitor
 from agents.monitors.nics import Judgement, NicMonitor, observed
 from agents.monitors.processes import ProcessMonitor
 from agents.node import Parts
@@ -34,10 +36,11 @@ class Snapshot:
 
 
 class Poller:
-    def __init__(self, parts: Parts, nics: NicMonitor, processes: ProcessMonitor, poll_s: float, emit: Emit) -> None:
+    def __init__(self, parts: Parts, nics: NicMonitor, gpus: GpuMonitor, poll_s: float, emit: Emit) -> None:
         self._parts = parts
         self._nics = nics
-        self._processes = processes
+        self._gpus = gpus
+        self._processes = ProcessMonitor()
         self._poll_s = poll_s
         self._emit = emit
         self._end = threading.Event()
@@ -72,8 +75,10 @@ class Poller:
 
     def _look(self) -> None:
         before = self._snapshot
+        faults: dict[str, str] = {}
         try:
-            nics = tuple(self._nics.read(time.monotonic(), self._parts.faults_by_nic()))
+            faults = self._parts.faults_by_nic()
+            nics = tuple(self._nics.read(time.monotonic(), faults))
             trouble = ""
         except HostError as error:
             nics, trouble = before.nics, str(error)
@@ -86,10 +91,12 @@ class Poller:
             if trouble != before.trouble:
                 self._emit("node.unreadable", self._parts.name, trouble)
         else:
-            faults = self._parts.faults_by_nic()
             seen = [observed(view, judgement, faults.get(view.name, "")) for view, judgement in nics]
             self._parts.health.see("nics", seen)
         self._parts.health.monitor("nics", ok=not trouble, note=trouble)
+        gpus = self._gpus.summary()
+        self._parts.health.see("gpus", [observed_gpu(view) for view in gpus.devices])
+        self._parts.health.monitor("gpus", ok=not gpus.note, note=gpus.note)
         self._parts.health.tick(self._parts.open_faults())
 
     def _cpu_percent(self, before: float) -> float:

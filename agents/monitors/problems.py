@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from agents.api.models import FaultView, GpuView, NicView, ProblemView, ProcessView
-from agents.api.words import FaultState, Health
-from agents.injection.ledger import Damaged
-from agents.monitors.nics import OTHER, Verdict
+import shlex
 
+from agents.api.models import FaultView, ProblemView, ProcessView, Verdict
+from agents.api.words import Action, FaultState, Health
+from agents.health.desk import short
+from agents.health.views import said
+from agents.injection.ledger import Damaged
+
+SUGGESTED = {
+    Action.NONE: "",
+    Action.WATCH: "ftctl health {node} --explain",
+    Action.CHECK: "ftctl health {node} --explain",
+    Action.RESTART: "ftctl health {node} --explain   # restart the replica on it",
+    Action.DRAIN: "ftctl drain node {node} --reason {thing}",
+    Action.RESET_IDLE: "ftctl drain node {node} --reason {thing}   # then reset {thing}",
+    Action.EVICT: "ftctl drain node {node} --reason {thing}   # then reset or repair {thing}",
+    Action.EVICT_NODE: "ftctl drain node {node} --reason {thing}   # then restart the node",
+}
 SICK = (Health.DEGRADED, Health.UNHEALTHY)
 
 
@@ -33,23 +46,19 @@ def of_faults(faults: list[FaultView]) -> list[ProblemView]:
     ]
 
 
-def of_nics(node: str, nics: list[tuple[NicView, Verdict]]) -> list[ProblemView]:
-    return [
-        ProblemView(object=f"{node}/{view.name}", reason=verdict.reason, action=verdict.action)
-        for view, verdict in nics
-        if view.state in SICK and view.role != OTHER
-    ]
-
-
-def of_gpus(node: str, gpus: list[GpuView]) -> list[ProblemView]:
+def of_verdicts(verdicts: list[Verdict]) -> list[ProblemView]:
+    """One an object: its worst verdict, if that is a bad one."""
+    worst: dict[tuple[str, str], Verdict] = {}
+    for verdict in verdicts:  # worst first
+        worst.setdefault((verdict.kind, verdict.object), verdict)
     return [
         ProblemView(
-            object=f"{node}/gpu{gpu.index}",
-            reason=gpu.reason,
-            action="drain the node's replica, then look at the kernel log (dmesg, Xid) of the node",
+            object=f"{one.node}/{short(one)}",
+            reason=said(one),
+            action=one.hint or SUGGESTED[one.action].format(node=one.node, thing=shlex.quote(short(one))),
         )
-        for gpu in gpus
-        if gpu.state in SICK
+        for one in worst.values()
+        if one.health in SICK
     ]
 
 

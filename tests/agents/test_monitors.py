@@ -50,7 +50,7 @@ def test_a_nics_verdict_has_its_reason(reading: NicReading, health: Health, word
     verdict = judge(reading, LIMITS)
     assert verdict.health is health
     assert words in verdict.reason
-    assert action in verdict.action
+    assert action in verdict.hint
 
 
 def test_rails_come_first_and_a_missing_one_is_shown(links: FakeLinks) -> None:
