@@ -27,6 +27,8 @@ from agents.evidence import Evidence
 from agents.halt import Halt
 from agents.health.desk import HealthDesk
 from agents.health.foreign import Foreigners
+from agents.health.xidtable import XidTableProblem
+from agents.health.xidtable import read as xid_table
 from agents.host.gpus import NodeGpus, Seen
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
@@ -47,6 +49,7 @@ from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.nics import NicMonitor
 from agents.monitors.nvml_child import XidSeen
 from agents.monitors.poller import Poller
+from agents.monitors.xids import XidDesk
 from agents.node import Parts
 from agents.recovery.errors import SupervisionError
 from agents.recovery.hangwatch import HangWatch
@@ -75,7 +78,7 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="ft-agent: %(message)s")
     try:
         sys.exit(_run(options))
-    except (SettingsProblem, tokens.TokensProblem, ServerProblem) as error:
+    except (SettingsProblem, tokens.TokensProblem, ServerProblem, XidTableProblem) as error:
         _fail(str(error), USAGE)
     except SupervisionError as error:
         _fail(f"{error}" + (f" ({error.hint})" if error.hint else ""), FAILED)
@@ -136,7 +139,9 @@ class _Daemon:
         self._supervisor = Supervisor(settings, emit) if settings.supervision.replicas else None
         self._registry = RankRegistry(settings.ranks_socket, settings.node) if settings.ranks_socket else None
         relay = JobRelay(settings.coordinator)
-        self._gpus, gpus = _gpu_monitor(settings, emit)
+        health = HealthDesk(settings.node, emit, rails=settings.rails)
+        xids = XidDesk(health, xid_table(settings.xid_table), self._xid_fault)
+        self._gpus, gpus = _gpu_monitor(settings, xids.seen)
         machine = Machine(
             links=NetlinkLinks(),
             sysfs=Sysfs(settings.sysfs_root),
@@ -164,7 +169,6 @@ class _Daemon:
         self._kennel = Kennel(settings.state_dir)
         if self._supervisor is not None:
             self._supervisor.held = self._held
-        health = HealthDesk(settings.node, emit, machine.clock, rails=settings.rails)
         parts = Parts(settings.node, self._injector, self._supervisor, self._registry, health)
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
         self._poller = Poller(parts, nics, self._gpus, settings.poll_s, emit)
@@ -192,6 +196,11 @@ class _Daemon:
             kennel=self._kennel,
             pid=os.getpid(),
         )
+
+    def _xid_fault(self, gpu: int) -> str:
+        """The open fault that makes Xids of this GPU; empty: none."""
+        entries = self._injector.entries()
+        return next((e.id for e in entries if e.open and e.kind == "gpu-xid" and e.target.gpu == gpu), "")
 
     def _held(self) -> str:
         """Why no replica may be started on this node; empty: it may."""
@@ -267,7 +276,7 @@ class _Daemon:
         return left
 
 
-def _gpu_monitor(settings: AgentSettings, emit: Callable[..., None]) -> tuple[GpuMonitor, NodeGpus]:
+def _gpu_monitor(settings: AgentSettings, on_xid: Callable[[XidSeen], None]) -> tuple[GpuMonitor, NodeGpus]:
     """With simulated GPUs: made at the first start; their state outlives the agent, as a GPU's does."""
     wanted, environment, expect, gpus = settings.simulated_gpus, None, settings.expect_gpus, None
     if wanted is not None:
@@ -280,11 +289,6 @@ def _gpu_monitor(settings: AgentSettings, emit: Callable[..., None]) -> tuple[Gp
             raise DaemonProblem(f"simulated GPUs cannot be made: {error}") from None
         environment = gpus.environment()
         expect = wanted.count if expect is None else expect
-
-    def on_xid(xid: XidSeen) -> None:
-        mark = " (simulated)" if xid.simulated else ""
-        injected = xid.simulated or xid.injected
-        emit("gpu.xid", f"{settings.node}/gpu{xid.index}", f"Xid {xid.code} on {xid.uuid}{mark}", injected=injected)
 
     def look() -> Seen:
         summary = monitor.summary()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from agents.api.health import HealthAnswer, MonitorView, Verdict
 from agents.api.words import Health
-from agents.health.incidents import WORST_FIRST, IncidentBook, Moment, News
+from agents.health.causes import WORST_FIRST, Moment, News
+from agents.health.incidents import IncidentBook
 from agents.health.signals import Observed, Signal
 from agents.host.clock import Clock, SystemClock
 
@@ -76,6 +77,13 @@ class HealthDesk:
         """The objects of this kind, at most 20 of them."""
         with self._lock:
             return sorted(thing.object for thing in self._book.things.values() if thing.kind == kind)[:20]
+
+    def codes(self, kind: str, name: str) -> frozenset[str]:
+        """All that was seen in its open incident."""
+        with self._lock:
+            thing = self._book.things.get((kind, name))
+            incident = thing.incident if thing is not None else None
+            return frozenset(incident.codes) if incident is not None else frozenset()
 
     def tick(self, open_faults: Collection[str] = ()) -> None:
         with self._lock:

@@ -14,16 +14,15 @@ and the lost GPU three decisions about one failure.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
-from agents.api.health import MAX_EVIDENCE, MAX_LINE, Incident, Verdict
+from agents.api.health import Incident, Verdict
 from agents.api.words import Action, Health
+from agents.health.causes import WORST_FIRST, Cause, Moment, News, OpenIncident, Thing, rank, ranked, span
 from agents.health.signals import OWN, Ends, Observed, Signal
 
-WORST_FIRST = (Health.UNHEALTHY, Health.DEGRADED, Health.UNKNOWN, Health.HEALTHY)
 DAY_S = 86_400.0
 MAX_OBJECTS = 1024
 MAX_CAUSES = 32  # of one incident; further codes count as one
@@ -33,72 +32,6 @@ CLOSED_KEPT = 200
 SETTLE_S = 10.0  # a reading proves nothing about a line this fresh: the driver may not have noticed yet
 OTHER_PROCESS_S = 5.0  # several processes die of one fault, within moments
 MORE, QUIET = "more", "quiet for"
-
-_ACTIONS = list(Action)  # from nothing to the most
-
-
-class Moment(NamedTuple):
-    """`s`: seconds of a clock that neither jumps nor sleeps; `wall`: Unix seconds at the same moment, for people."""
-
-    s: float
-    wall: float
-
-
-class News(NamedTuple):
-    """`verdict` is new, changed, or came back; `over`: it closes the incident (healthy), or is what is left of it."""
-
-    verdict: Verdict
-    over: bool = False
-
-
-@dataclass
-class Cause:
-    """`scope` is empty for what happened, else the monitor whose readings hold it up."""
-
-    signal: Signal
-    first: float
-    last: float
-    began: float  # this time, as `times` counts
-    count: int = 1
-    times: int = 1
-    scope: str = ""
-    evidence: list[str] = field(default_factory=list)
-    process: str = ""
-
-    def add_evidence(self, lines: Sequence[str]) -> None:
-        """The first lines and the last one stay."""
-        for line in lines:
-            text = line[:MAX_LINE]
-            if text in self.evidence:
-                continue
-            if len(self.evidence) >= MAX_EVIDENCE:
-                self.evidence.pop()
-            self.evidence.append(text)
-
-
-@dataclass
-class OpenIncident:
-    id: str
-    opened: float
-    last: float
-    causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
-    worst: Signal | None = None
-    codes: list[str] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    count: int = 0
-    injected: bool = True  # as long as everything in it is
-    simulated: bool = False
-
-
-@dataclass
-class Thing:
-    kind: str
-    object: str
-    uuid: str = ""
-    seen: dict[str, Observed] = field(default_factory=dict)  # by scope
-    well_since: float = 0.0
-    incident: OpenIncident | None = None
-
 
 Key = tuple[str, str]
 
@@ -222,9 +155,12 @@ class IncidentBook:
         if again:
             cause.began = now.s
             cause.times = self._times(now, thing, signal)
-        cause.signal = replace(signal, action=self._suggested(now, thing, signal, cause.times))
+        suggested = replace(signal, action=self._suggested(now, thing, signal, cause.times))
+        if not (signal.via and before is not None and rank(suggested) > rank(cause.signal)):
+            cause.signal = suggested  # one way to hear of it tells less than the other, and may come later
         cause.process = signal.process or cause.process
         cause.last = now.s
+        count = cause.hear(signal.via, count)
         if not scope or again:
             cause.count += count
             incident.count += count
@@ -242,7 +178,7 @@ class IncidentBook:
         return other and now.s - cause.began > OTHER_PROCESS_S
 
     def _times(self, now: Moment, thing: Thing, signal: Signal) -> int:
-        key = (thing.kind, thing.object, signal.code)
+        key = _history_key(thing, signal)
         times = self.history.setdefault(key, deque(maxlen=TIMES_KEPT))
         self.history.move_to_end(key)
         if len(self.history) > MAX_HISTORIES:
@@ -253,7 +189,7 @@ class IncidentBook:
     def _suggested(self, now: Moment, thing: Thing, signal: Signal, times: int) -> Action:
         if signal.repeat is None or times < signal.repeat.times:
             return signal.action
-        at = self.history.get((thing.kind, thing.object, signal.code), deque())
+        at = self.history.get(_history_key(thing, signal), deque())
         recent = sum(now.s - one <= signal.repeat.within_s for one in at)
         return signal.repeat.action if recent >= signal.repeat.times else signal.action
 
@@ -266,7 +202,7 @@ class IncidentBook:
             incident.sources.append(signal.source)
         incident.injected = incident.injected and signal.injected
         incident.simulated = incident.simulated or signal.simulated
-        if incident.worst is None or _rank(signal) < _rank(incident.worst):
+        if incident.worst is None or rank(signal) < rank(incident.worst):
             incident.worst = signal
 
     def _healed(self, now: Moment, scope: str, seen: Observed, cause: Cause) -> bool:
@@ -295,7 +231,7 @@ class IncidentBook:
             del incident.causes[key]
         left = next(iter(ranked(incident.causes.values())), None)
         if left is None:
-            self._close(now, thing, incident, f"{why} {_span(now.s - worst.last)}" if why == QUIET else why)
+            self._close(now, thing, incident, f"{why} {span(now.s - worst.last)}" if why == QUIET else why)
         elif (left.signal.health, left.signal.code) != (worst.signal.health, worst.signal.code):
             self._news.append(News(self._verdict(now, thing, left), over=True))
         return len(ended)
@@ -307,7 +243,7 @@ class IncidentBook:
         if view.health is not Health.HEALTHY:  # what was only recorded ends without a word
             seen = self._state(thing) or Observed(thing.kind, thing.object, why, uuid=thing.uuid)
             words = why if why == seen.reason else f"{why}; {seen.reason}" if thing.seen else why
-            well = self._well(now, thing, replace(seen, reason=f"{words} (after {_span(now.s - incident.opened)})"))
+            well = self._well(now, thing, replace(seen, reason=f"{words} (after {span(now.s - incident.opened)})"))
             update = {"incident": incident.id, "injected": view.injected, "count": incident.count}
             self._news.append(News(well.model_copy(update=update), over=True))
         self._forget(thing)
@@ -376,16 +312,5 @@ class IncidentBook:
         )
 
 
-def ranked(causes: Collection[Cause]) -> list[Cause]:
-    """Worst first; of equal ones, what asks for more, then the older one."""
-    return sorted(causes, key=lambda cause: (*_rank(cause.signal), cause.first))
-
-
-def _rank(signal: Signal) -> tuple[int, int]:
-    return WORST_FIRST.index(signal.health), -_ACTIONS.index(signal.action)
-
-
-def _span(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+def _history_key(thing: Thing, signal: Signal) -> tuple[str, str, str]:
+    return thing.kind, thing.object, f"{signal.code} {signal.unit}".rstrip()

@@ -29,8 +29,8 @@ class Signal:
     """One thing that is wrong, or worth recording, with one object; fields as in agents.api.health.Verdict.
 
     `process` tells apart what is the same line of different lives: the second Xid 31 of the same process is the first
-    one again, that of another process is new. `group`: signals of one object whose codes differ and that mean the same
-    thing (an Xid and the reading that the GPU is lost) are one incident anyway, because incidents are by object.
+    one again, that of another process is new. `unit`: repeats are counted of this part of the object. `via`: the way on
+    which it was heard; what is heard on several counts once.
     """
 
     kind: str
@@ -50,6 +50,8 @@ class Signal:
     quiet_s: float = QUIET_S
     process: str = ""
     repeat: Repeat | None = None
+    unit: str = ""
+    via: str = ""
 
 
 @dataclass(frozen=True)

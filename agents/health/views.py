@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from agents.api.models import GpuSummary, GpuView, NicView, Verdict
 from agents.api.words import Health
-from agents.health.incidents import WORST_FIRST
-from agents.health.signals import OWN, Observed, Signal
+from agents.health.causes import WORST_FIRST
+from agents.health.signals import OWN
 
 V = TypeVar("V", NicView, GpuView)
 
@@ -34,15 +34,6 @@ def of_gpus(summary: GpuSummary, verdicts: list[Verdict]) -> GpuSummary:
         return summary.model_copy(update={"devices": devices})
     state = min((device.state for device in devices), key=WORST_FIRST.index)
     return summary.model_copy(update={"devices": devices, "state": state})
-
-
-def observed_gpu(view: GpuView) -> Observed:
-    """What the view of a GPU says by itself."""
-    name = f"gpu {view.index}"
-    if view.state in (Health.HEALTHY, Health.UNKNOWN):
-        return Observed("gpu", name, view.reason, view.state, uuid=view.uuid)
-    signal = Signal("gpu", name, "gpu.reading", view.state, view.reason, uuid=view.uuid)
-    return Observed("gpu", name, view.reason, view.state, uuid=view.uuid, recovered=False, signals=(signal,))
 
 
 def _worst(kind: str, verdicts: list[Verdict]) -> dict[str, Verdict]:

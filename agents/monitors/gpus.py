@@ -20,51 +20,15 @@ import msgspec
 
 from agents.api.models import GpuSummary, GpuView
 from agents.api.words import Health
+from agents.health.signals import Observed
+from agents.monitors.gpujudge import judge, observed
 from agents.monitors.nvml_child import GpuAnswer, GpuReading, XidSeen
 
 POLL_S = 1.0
 START_DEADLINE_S = 20.0  # nvmlInit loads the driver when nothing has used the GPUs yet
 RESTART_S, RESTART_MAX_S = 5.0, 300.0
 MAX_LINE_BYTES = 1 << 20
-NORMAL = ("power cap",)  # a GPU at work meets its power limit
-HOT_C = 90.0  # most data-centre GPUs throttle between 85 and 95 degrees
-
 COMMAND = (sys.executable, "-m", "agents.monitors.nvml_child")
-
-
-RECOVERY = ("", "reset the GPU", "reboot the node", "drain its peers", "drain, then reset the GPU",
-            "recover the IMEX domain", "reset its bus", "reboot the system")  # fmt: skip
-
-
-class GpuLimits(msgspec.Struct, frozen=True):
-    hot_c: float = HOT_C
-
-
-def judge(reading: GpuReading, limits: GpuLimits = GpuLimits()) -> tuple[Health, str]:
-    """The worst that one reading says of a GPU. What it does not tell speaks neither for nor against it."""
-    if reading.lost:
-        return Health.UNHEALTHY, f"cannot be read: {reading.lost}"
-    more = reading.more
-    if action := int(more.get("recovery_action", 0)):
-        words = RECOVERY[action] if 0 < action < len(RECOVERY) else f"action {action}"
-        return Health.UNHEALTHY, f"its driver asks to {words}"
-    if more.get("remap_failure"):
-        return Health.UNHEALTHY, "a row of its memory could not be remapped"
-    if more.get("nvlinks_up", 0) < more.get("nvlinks", 0) and more.get("nvlinks_up"):  # all down: none in use
-        return Health.UNHEALTHY, f"{more['nvlinks'] - more['nvlinks_up']:.0f} of {more['nvlinks']:.0f} NVLinks are down"
-    if more.get("ecc_uncorrected"):
-        return Health.DEGRADED, f"{more['ecc_uncorrected']:.0f} uncorrected memory errors since its driver was loaded"
-    if more.get("remap_pending"):
-        return Health.DEGRADED, "a row remap waits for its next reset"
-    bad = [word for word in reading.throttle if word not in NORMAL]
-    if bad:
-        clock = f" at {more['clock_sm_mhz']:.0f} MHz" if "clock_sm_mhz" in more else ""
-        return Health.DEGRADED, f"slowed down{clock}: {', '.join(bad)}"
-    if reading.temperature_c is not None and reading.temperature_c >= limits.hot_c:
-        return Health.DEGRADED, f"{reading.temperature_c:.0f} degrees C: it will slow down"
-    if more.get("pcie_width", 0) < more.get("pcie_width_max", 0):
-        return Health.DEGRADED, f"PCIe at {more['pcie_width']:.0f} of {more['pcie_width_max']:.0f} lanes"
-    return Health.HEALTHY, "answers"
 
 
 _NOT_READ = GpuAnswer(note="not read yet")
@@ -128,6 +92,11 @@ class GpuMonitor:
             few = f"{self._expect} GPUs expected, {found} answer"
             note, state = f"{few}; {note}" if note else few, Health.UNHEALTHY
         return GpuSummary(devices=devices, note=note, state=state, simulated=answer.simulated)
+
+    def observed(self) -> list[Observed]:
+        """For the incident book: the last reading."""
+        answer = self._answer
+        return [observed(reading, answer.simulated) for reading in answer.gpus]
 
     def _run(self) -> None:
         restart_s = RESTART_S
@@ -239,7 +208,7 @@ def _decoded(line: bytes) -> GpuAnswer:
 
 
 def _view(reading: GpuReading, simulated: bool) -> GpuView:
-    health, reason = judge(reading)
+    judgement = judge(reading)
     return GpuView(
         index=reading.index,
         uuid=reading.uuid,
@@ -249,8 +218,8 @@ def _view(reading: GpuReading, simulated: bool) -> GpuView:
         memory_used_mb=reading.memory_used_mb,
         memory_total_mb=reading.memory_total_mb,
         power_w=reading.power_w,
-        state=health,
-        reason=reason,
+        state=judgement.health,
+        reason=judgement.reason,
         simulated=simulated,
         readings=reading.more,
         throttle=list(reading.throttle),

@@ -22,6 +22,7 @@ from agents.host.simgpus import ENVIRONMENT, THROTTLE
 
 MAX_NVLINKS = 18  # of Hopper and Blackwell; fewer are there on older ones
 RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, driver 570 and later
+RECOVERY_CHANGED = 154  # the Xid that says so
 LOST = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 XID_EVENTS = 0x8  # nvmlEventTypeXidCriticalError
 
@@ -48,7 +49,8 @@ class GpuReading(msgspec.Struct, frozen=True):
 
 
 class XidSeen(msgspec.Struct, frozen=True):
-    """The driver reported an Xid. `time`: Unix seconds, when it was read. `injected`: only here."""
+    """The driver reported an Xid. `time`: Unix seconds, when it was read. `injected`: only here. `recovery`: field 230
+    at that time, for the Xid that says it changed."""
 
     index: int
     uuid: str
@@ -56,6 +58,7 @@ class XidSeen(msgspec.Struct, frozen=True):
     time: float
     simulated: bool = False
     injected: bool = False
+    recovery: int | None = None
 
 
 class GpuAnswer(msgspec.Struct, frozen=True):
@@ -156,8 +159,12 @@ def _more(gpu: _Gpu) -> Iterator[tuple[str, float | None]]:
         counts = [gpu.ask("NvLinkErrorCounter", link, kind) for link, _state in states for kind in range(3)]
         told = [count for count in counts if count is not None]
         yield "nvlink_errors", sum(told) if told else None
-    for value in gpu.ask("FieldValues", [RECOVERY_ACTION]) or ():  # type: ignore[arg-type]
-        yield "recovery_action", value.value.uiVal if value.nvmlReturn == 0 else None
+    yield "recovery_action", _recovery_action(gpu)
+
+
+def _recovery_action(gpu: _Gpu) -> int | None:
+    values = gpu.ask("FieldValues", [RECOVERY_ACTION]) or ()  # type: ignore[arg-type]
+    return next((int(value.value.uiVal) for value in values if value.nvmlReturn == 0), None)
 
 
 def _text(value: str | bytes) -> str:
@@ -206,7 +213,9 @@ def _pass_on(nvml: Any, events: Any, names: Names) -> None:
         except nvml.NVMLError:  # it may be lost by now; then the handle tells which it was
             index = _index_of(nvml, event.device, len(names))
             uuid = names.get(index, ("", ""))[0]
-        _say(GpuAnswer(xids=(XidSeen(index, uuid, int(event.eventData), time.time(), _SIMULATED),)))
+        code = int(event.eventData)
+        recovery = _recovery_action(_Gpu(nvml, event.device)) if code == RECOVERY_CHANGED else None
+        _say(GpuAnswer(xids=(XidSeen(index, uuid, code, time.time(), _SIMULATED, recovery=recovery),)))
 
 
 def _index_of(nvml: Any, device: Any, count: int) -> int:

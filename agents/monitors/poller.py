@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agents.api.models import NicView, ProcessView
-from agents.health.views import observed_gpu
 from agents.host.errors import HostError
 from agents.monitors.gpus import GpuMonitor
 from agents.monitors.nics import Judgement, NicMonitor, observed
@@ -95,7 +94,7 @@ class Poller:
             self._parts.health.see("nics", seen)
         self._parts.health.monitor("nics", ok=not trouble, note=trouble)
         gpus = self._gpus.summary()
-        self._parts.health.see("gpus", [observed_gpu(view) for view in gpus.devices])
+        self._parts.health.see("gpus", self._gpus.observed())
         self._parts.health.monitor("gpus", ok=not gpus.note, note=gpus.note)
         self._parts.health.tick(self._parts.open_faults())
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from agents.api.words import Action, Health
-from agents.health.incidents import MAX_CAUSES, MAX_OBJECTS, IncidentBook, Moment
+from agents.health.causes import Moment
+from agents.health.incidents import MAX_CAUSES, MAX_OBJECTS, IncidentBook
 from agents.health.signals import Ends, Observed, Repeat, Signal
 
 XID31 = Signal("gpu", "gpu 3", "xid.31", Health.DEGRADED, "MMU page fault", Action.RESTART, process="100",

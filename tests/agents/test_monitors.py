@@ -18,8 +18,8 @@ from agents.api.models import FaultView, ProcessView
 from agents.api.words import FaultState, Health
 from agents.host.links import Counters, Nic
 from agents.monitors import problems
+from agents.monitors.gpujudge import judge as judge_gpu
 from agents.monitors.gpus import GpuMonitor
-from agents.monitors.gpus import judge as judge_gpu
 from agents.monitors.nics import NicLimits, NicMonitor, NicReading, judge
 from agents.monitors.nvml_child import GpuReading, read_all
 
@@ -212,6 +212,6 @@ def test_an_unsupported_reading_is_missing_and_a_lost_gpu_is_unhealthy() -> None
     answer = read_all(nvml(power=True, lost=True))
     assert answer.gpus[0].power_w is None
     assert judge_gpu(answer.gpus[0])[0] is Health.HEALTHY
-    assert judge_gpu(answer.gpus[1]) == (Health.UNHEALTHY, "cannot be read: GPU is lost")
+    assert judge_gpu(answer.gpus[1])[:2] == (Health.UNHEALTHY, "cannot be read: GPU is lost")
     hot = msgspec.structs.replace(answer.gpus[0], temperature_c=95.0)
     assert judge_gpu(hot)[0] is Health.DEGRADED
