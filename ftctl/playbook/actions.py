@@ -19,11 +19,13 @@ from ftctl.exit_codes import ExitCode
 from ftctl.playbook import probing
 from ftctl.playbook import schema as s
 from ftctl.playbook.expressions import Expression
+from ftctl.playbook.moments import LATE_S, Moment
 from ftctl.playbook.running import DEAD_MAN_S, ActionFailed, Run
 from ftctl.playbook.selecting import Aim, pick_replica, resolve
 
 STEP_POLL_S = 0.02  # of the job's step, while a fault waits for it: a step of the lab takes ten times as long
 STEPS_POLL_S = 0.15
+CLOCK_S = 1.0  # between two looks at a clock that may be set
 
 
 async def carry_out(run: Run, action: s.Action) -> None:
@@ -55,6 +57,8 @@ def sentence(action: Any) -> str:
 def _when(at: s.At) -> str:
     if at.step is not None:
         return f"at step {at.step}"
+    if at.time is not None:
+        return f"at {at.time}"
     return f"when {at.when}" if at.when is not None else f"after {show(at.after or 0.0)}"
 
 
@@ -64,12 +68,28 @@ async def wait_for(run: Run, at: s.At | None) -> None:
         return
     if at.after is not None:
         await run.agents.world.sleep(at.after)
+    elif at.time is not None:
+        await _moment(run, at.time)
     elif at.when is not None:
         await _until(run, at.when, at.within)
     else:
         job = await run.job()
         goal = job.step + int(at.step[1:]) if isinstance(at.step, str) else int(at.step or 0)
         await _step(run, lambda: goal, at.within, STEP_POLL_S)
+
+
+async def _moment(run: Run, moment: Moment) -> None:
+    """One of the calendar by this machine's clock, which may be set meanwhile. One that is over is not now: that would
+    be another experiment."""
+    world = run.agents.world
+    clock = world.monotonic if moment.unix is None else world.unix_time
+    left = moment.left(began=run.began, now=clock())
+    if left < -LATE_S:
+        since = "after the method began" if moment.unix is None else "by the clock of this machine"
+        raise ActionFailed(f"at {moment}", f"is over: {show(-left)} ago {since}", "a later time, or `after`")
+    while left > 0:
+        await world.sleep(min(left, CLOCK_S))
+        left = moment.left(began=run.began, now=clock())
 
 
 async def _until(run: Run, condition: Expression, within_s: float) -> None:

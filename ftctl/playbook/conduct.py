@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from ftctl.playbook.reading import Loaded
 from ftctl.playbook.schema import Playbook
 
 LAB = "lab"  # the environment of a lab
+LABS_LOST = 3  # that did not come up, one after the other: the next one would not either
 SETTLE_S = 0.5  # for the last lines of the replicas' journals
 
 
@@ -98,6 +99,7 @@ def in_labs(world: World, books: Sequence[Loaded], out: Path | None, seed: int, 
     finished: list[Finished] = []
     lab: Lab | None = None
     options: LabOptions | None = None
+    without = 0
     try:
         with interruptible():
             for number, book in enumerate(books):
@@ -106,12 +108,23 @@ def in_labs(world: World, books: Sequence[Loaded], out: Path | None, seed: int, 
                     _remove(lab)
                     lab = None
                     talk.now(f"{book.name}: making a lab")
-                    lab = lifecycle.bring_up(
-                        wanted,
-                        lambda new: world.run(wait_until_training(world, new, talk.now)),
-                        progress=talk.now,
-                        announce=False,
-                    )
+                    try:
+                        lab = lifecycle.bring_up(
+                            wanted,
+                            lambda new: world.run(wait_until_training(world, new, talk.now)),
+                            progress=talk.now,
+                            announce=False,
+                        )
+                    except CliError as error:  # the other playbooks, and the reports, are worth having
+                        if isinstance(error, UsageProblem) or error.code is not ExitCode.FAILED:
+                            raise
+                        finished.append(_without_lab(Stage(world, out, seed, LAB, talk), book, error))
+                        talk.done(f"{book.name}: {finished[-1].word}: {error}")
+                        without += 1
+                        if without == LABS_LOST:
+                            break
+                        continue
+                    without = 0
                     options = wanted
                     talk.done(f"lab {lab.name} is up")
                 stage = Stage(world, out, seed, LAB, talk, lab)
@@ -168,22 +181,7 @@ async def _one(stage: Stage, book: Loaded, agents: Agents) -> Finished:
     with ExitStack() as stack:
         stack.callback(journal.close)
         playbook = book.playbook
-        journal.write(
-            "run",
-            schema=SCHEMA,
-            name=playbook.name,
-            description=playbook.description,
-            tags=playbook.tags,
-            file=str(book.path),
-            seed=stage.seed,
-            environment=stage.environment,
-            job=agents.inventory.job,
-            repeat=playbook.repeat,
-            vars=playbook.vars,
-            lab=playbook.lab.model_dump() if lab is not None else None,
-        )
-        with suppress(OSError):
-            shutil.copy(book.path, directory / "playbook.yaml")
+        _begin(journal, stage, book, agents.inventory.job, in_lab=lab is not None)
 
         def say(text: str) -> None:
             stage.talk.now(f"{playbook.name}: {text}")
@@ -194,17 +192,53 @@ async def _one(stage: Stage, book: Loaded, agents: Agents) -> Finished:
         with suppress(JournalError):
             for cost in finished.costs:
                 journal.write("measured", **_cost_document(cost))
-            journal.write(
-                "verdict",
-                passed=finished.passed,
-                word=finished.word,
-                code=int(finished.code),
-                reason=finished.reason,
-                hint=finished.hint,
-                seconds=round(finished.seconds, 3),
-                objectives=[judging.document(judged) for judged in finished.judged],
-            )
+            _end(journal, finished)
     return finished
+
+
+def _without_lab(stage: Stage, book: Loaded, error: CliError) -> Finished:
+    """The run of a playbook whose lab did not come up: nothing was injected, and the reports say why."""
+    directory = _directory(stage.world, stage.out, book.name)
+    word = "no-steady-state"
+    finished = Finished(book.name, directory, word, ENDINGS[word], str(error), error.hint)
+    journal = Journal(directory / "journal.jsonl", lambda: (stage.world.unix_time(), stage.world.monotonic()))
+    with closing(journal):
+        _begin(journal, stage, book, "", in_lab=True)
+        _end(journal, finished)
+    return finished
+
+
+def _begin(journal: Journal, stage: Stage, book: Loaded, job: str, *, in_lab: bool) -> None:
+    playbook = book.playbook
+    journal.write(
+        "run",
+        schema=SCHEMA,
+        name=playbook.name,
+        description=playbook.description,
+        tags=playbook.tags,
+        file=str(book.path),
+        seed=stage.seed,
+        environment=stage.environment,
+        job=job,
+        repeat=playbook.repeat,
+        vars=playbook.vars,
+        lab=playbook.lab.model_dump() if in_lab else None,
+    )
+    with suppress(OSError):
+        shutil.copy(book.path, journal.path.parent / "playbook.yaml")
+
+
+def _end(journal: Journal, finished: Finished) -> None:
+    journal.write(
+        "verdict",
+        passed=finished.passed,
+        word=finished.word,
+        code=int(finished.code),
+        reason=finished.reason,
+        hint=finished.hint,
+        seconds=round(finished.seconds, 3),
+        objectives=[judging.document(judged) for judged in finished.judged],
+    )
 
 
 async def _judge(playbook: Playbook, result: Result, agents: Agents, journal: Journal, lab: Lab | None) -> Finished:

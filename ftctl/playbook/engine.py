@@ -152,7 +152,7 @@ def _why(error: BaseException | str | None) -> Ended:
 async def _repeats(playbook: Playbook, run: Run) -> None:
     """The method as often as the playbook says, the steady state after each. Raises CliError."""
     for number in range(playbook.repeat):
-        run.repeat = number
+        run.repeat, run.began = number, run.agents.world.monotonic()
         if playbook.repeat > 1:
             run.say(f"round {number + 1} of {playbook.repeat}")
         for action in playbook.method:

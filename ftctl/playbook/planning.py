@@ -16,6 +16,7 @@ from ftctl.playbook import schema as s
 from ftctl.playbook.actions import aim_of, request_for, sentence
 from ftctl.playbook.expressions import evaluate
 from ftctl.playbook.facts import look
+from ftctl.playbook.moments import LATE_S
 from ftctl.playbook.schema import Playbook
 from ftctl.playbook.selecting import Aim, pick_replica
 
@@ -58,6 +59,11 @@ async def _probe(probe: Any, snapshot: Snapshot, agents: Agents) -> Line:
 
 
 async def _action(phase: str, action: Any, snapshot: Snapshot, agents: Agents, rng: Random) -> list[Line]:
+    at = getattr(action, "at", None)
+    if at is not None and at.time is not None and at.time.unix is not None:
+        left = at.time.left(began=0.0, now=agents.world.unix_time())
+        if left < -LATE_S:
+            return [Line(phase, sentence(action), "", f"would not be done: {at.time} is over", ExitCode.FAILED)]
     if isinstance(action, s.Parallel):
         return [line for inner in action.parallel for line in await _action(phase, inner, snapshot, agents, rng)]
     if isinstance(action, s.Storm):

@@ -45,6 +45,7 @@ class Run:
     say: Callable[[str], None]
     reason: str
     repeat: int = 0
+    began: float = 0.0  # monotonic seconds, of this round of the method
     incidents: list[Incident] = field(default_factory=list)
     named: dict[str, list[str]] = field(default_factory=dict)  # a playbook's name for a fault -> its ids
     live: dict[str, FaultView] = field(default_factory=dict)  # by id: what may be in force

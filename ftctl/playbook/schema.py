@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from ftctl import durations
-from ftctl.playbook import expressions, facts
+from ftctl.playbook import expressions, facts, mixes, moments
 
 MAX_ACTIONS = 500  # in a list
 MAX_REPEAT = 10_000
@@ -36,6 +36,8 @@ _DURATION_SCHEMA = {"type": "string", "pattern": r"^(\d+(\.\d+)?(ms|s|m|h|d))+$"
 _CONDITION_SCHEMA = {"type": "string", "examples": ["replicas.contributing == 3", "replica.r1.state == contributing"]}
 Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)]
 Condition = Annotated[expressions.Expression, BeforeValidator(_condition), WithJsonSchema(_CONDITION_SCHEMA)]
+_MOMENT_SCHEMA = {"type": "string", "examples": ["2026-12-01T14:30:00Z", "+90s"]}
+Moment = Annotated[moments.Moment, BeforeValidator(moments.parse), WithJsonSchema(_MOMENT_SCHEMA)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Words = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -84,17 +86,19 @@ class Target(Strict):
 
 
 class At(Strict):
-    """When: at a step of the job (`step: 50`, or `step: +5` from now), when a condition holds, or after a time."""
+    """When: at a step of the job (`step: 50`, or `step: +5` from now), when a condition holds, after a time, or at one:
+    `time: 2026-12-01T14:30:00Z`, or `time: +90s` from the beginning of the method."""
 
     step: int | Annotated[str, Field(pattern=r"^\+\d{1,9}$")] | None = None
     when: Condition | None = None
     after: Duration | None = None
+    time: Moment | None = None
     within: Duration = 120.0  # of waiting for the step or the condition
 
     @model_validator(mode="after")
     def _one(self) -> At:
-        if sum(value is not None for value in (self.step, self.when, self.after)) != 1:
-            raise ValueError("exactly one of step, when and after says when")
+        if sum(value is not None for value in (self.step, self.when, self.after, self.time)) != 1:
+            raise ValueError("exactly one of step, when, after and time says when")
         if isinstance(self.step, int) and self.step < 0:
             raise ValueError("a step is 0 or more (write +5 for five steps from now, in quotes)")
         return self
@@ -212,12 +216,20 @@ class Weighted(Fault):
     weight: float = Field(default=1.0, gt=0, le=1e6)
 
 
+Mix = Annotated[
+    list[Weighted],
+    Field(min_length=1, max_length=64),
+    BeforeValidator(mixes.expand, json_schema_input_type=str | list[Weighted]),
+]
+
+
 class StormPlan(Strict):
-    """Faults at random intervals, exponential with this mean time between failures, drawn by weight."""
+    """Faults at random intervals, exponential with this mean time between failures, drawn by weight. `mix: published`
+    is that of the interruptions of a large job."""
 
     mtbf: Duration
     lasts: Duration
-    mix: list[Weighted] = Field(min_length=1, max_length=64)
+    mix: Mix
 
     @model_validator(mode="after")
     def _sensible(self) -> StormPlan:

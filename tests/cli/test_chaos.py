@@ -111,6 +111,8 @@ def test_a_guards_refusal_ends_the_run_and_is_told(ftctl: Run, cluster: FakeClus
             4,
             "stop condition rails.down >= 1: rails.down is 1",
         ),
+        ("  - {revert: all, at: {time: 2020-01-01T00:00:00Z}}\n", 1, "at 2020-01-01T00:00:00Z: is over: "),
+        ("  - {sleep: 1200ms}\n  - {revert: all, at: {time: +0s}}\n", 1, "ago after the method began"),
         ("  - {sleep: 5m}\ntimeout: 3s\n", 1, "not done within 3s (timeout)"),
     ],
 )

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from ftctl.errors import UsageProblem
+from ftctl.playbook import mixes
 from ftctl.playbook import schema as s
+from ftctl.playbook.moments import Moment
 from ftctl.playbook.reading import find, load, variables_of
 from ftctl.playbook.template import text_for
 
@@ -47,6 +49,45 @@ def test_variables_keep_their_type_where_they_are_the_whole_text(tmp_path: Path)
     assert str(playbook.method[1].wait) == "replica.r2.step >= 9"
 
 
+def test_the_published_mix_is_one_of_faults_that_exist_in_its_shares(tmp_path: Path) -> None:
+    action = book(tmp_path, with_method("{storm: {mtbf: 8s, lasts: 1m, mix: published}}")).playbook.method[0]
+    assert isinstance(action, s.Storm)
+    shares: dict[str, float] = {}
+    for fault in action.storm.mix:
+        shares[fault.inject] = shares.get(fault.inject, 0.0) + fault.weight
+    assert {kind: round(share, 1) for kind, share in shares.items()} == {
+        "proc-kill": 55.4,  # memory, PCIe, GPU, software
+        "node-down": 17.6,  # maintenance, kernel, reboot
+        "proc-hang": 9.0,
+        "proc-slow": 7.2,
+        "state-corrupt": 5.5,
+        "link-down": 5.3,
+    }
+    assert round(sum(shares.values()), 6) == 100
+    assert "arXiv" in mixes.source("published")
+
+
+@pytest.mark.parametrize(
+    ("text", "unix", "after"),
+    [
+        ("2026-12-01T14:30:00Z", 1796135400.0, None),
+        ("'2026-12-01T14:30:00Z'", 1796135400.0, None),
+        ("2026-12-01T16:30:00+02:00", 1796135400.0, None),
+        ("'2026-12-01 12:00:00-02:30'", 1796135400.0, None),
+        ("+1m30s", None, 90.0),
+    ],
+)
+def test_a_moment_is_one_of_the_calendar_or_of_the_method(
+    tmp_path: Path, text: str, unix: float | None, after: float | None
+) -> None:
+    action = book(tmp_path, with_method(f"{{revert: all, at: {{time: {text}}}}}")).playbook.method[0]
+    assert isinstance(action, s.Revert)
+    assert action.at is not None
+    assert action.at.time == Moment(unix, after)
+    assert action.at.time.left(began=1796135300.0, now=1796135350.0) == (50.0 if unix else 40.0)
+    assert str(action.at.time) == ("2026-12-01T14:30:00Z" if unix else "+1m30s")
+
+
 @pytest.mark.parametrize(
     ("text", "line", "part"),
     [
@@ -63,6 +104,11 @@ def test_variables_keep_their_type_where_they_are_the_whole_text(tmp_path: Path)
         (with_method("{inject: link-down, target: {nic: rail0}}"), 6, "whose link?"),
         (with_method("{inject: link-down, target: {node: n, nic: a, rail: 1}}"), 6, "give one"),
         (with_method("{inject: noop, at: {step: 3, after: 1s}}"), 6, "exactly one of"),
+        (with_method("{inject: noop, at: {time: 2026-12-01 14:30:00}}"), 6, "in which time zone?"),
+        (with_method("{inject: noop, at: {time: '2026-12-01T14:30:00'}}"), 6, "in which time zone?"),
+        (with_method("{inject: noop, at: {time: 2026-12-01}}"), 6, "is no time"),
+        (with_method("{inject: noop, at: {time: 90s}}"), 6, "is no time"),
+        (with_method("{inject: noop, at: {time: +9}}"), 6, "is no time"),
         (with_method("{storm: {mtbf: 1s, lasts: 9s, mix: []}}"), 6, "at least 1"),
         (with_method("{inject: link-dwon, target: {node: n, rail: 0}}"), 6, "did you mean link-down?"),
         (with_method("{inject: link-down, target: {node: n}}"), 6, "is aimed at a link: give nic or rail"),
@@ -80,6 +126,11 @@ def test_variables_keep_their_type_where_they_are_the_whole_text(tmp_path: Path)
             with_method("{storm: {mtbf: 1s, lasts: 9s, mix: [{inject: nop, target: {node: n}}]}}"),
             6,
             "did you mean noop?",
+        ),
+        (
+            with_method("{storm: {mtbf: 1s, lasts: 9s, mix: publishd}}"),
+            6,
+            "there is no mix 'publishd' (there are: published)",
         ),
         (with_method("{steps: $n}"), 6, "`$n`: there is no such variable (there are: none)"),
         (with_method("{command: [echo, $1]}"), 6, "a variable's name is expected"),
