@@ -49,6 +49,12 @@ JobOption = Annotated[
     str,
     typer.Option("--job", metavar="JOB", help="training, or nccl: a rank a node moves bytes through the NCCL plugin."),
 ]
+CheckpointOption = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint-every", metavar="N", help="Keep checkpoints: every N steps, or every 30s, 10min, 1h [default: none]."
+    ),
+]
 GpusOption = Annotated[int, typer.Option("--gpus", help="Simulated GPUs of each node; no training runs on them.")]
 ProfileOption = Annotated[str, typer.Option("--gpu-profile", metavar="MODEL", help="Their model: h100 or h200.")]
 WhichOption = Annotated[
@@ -74,6 +80,7 @@ def up(
     evict_hung: EvictHungOption = False,
     evict_diverged: EvictDivergedOption = False,
     job: JobOption = "training",
+    checkpoint_every: CheckpointOption = "",
     gpus: GpusOption = 0,
     gpu_profile: ProfileOption = "h100",
     output: OutputOption = None,
@@ -109,6 +116,7 @@ def up(
         evict_hung=evict_hung,
         evict_diverged=evict_diverged,
         job=job,
+        checkpoint_every=checkpoint_every,
         gpus=gpus,
         gpu_profile=gpu_profile,
     )

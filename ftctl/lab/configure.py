@@ -118,7 +118,7 @@ def agent_config(
                 "replica": node.replica,
                 "rank": rank,
                 "module": TRAINING_MODULE,
-                "args": training_args(manifest),
+                "args": training_args(manifest, paths),
                 "env": {
                     **rank_environment(paths, manifest, node, credentials),
                     **(across_nodes(manifest, leader) if options.nodes_per_replica > 1 else {}),
@@ -130,11 +130,13 @@ def agent_config(
     return config
 
 
-def training_args(manifest: Manifest) -> list[str]:
+def training_args(manifest: Manifest, paths: LabPaths) -> list[str]:
     options = manifest.options
     args = ["--step-ms", str(options.step_ms), "--seed", str(options.seed)]
     if options.ranks > 1:
         args += ["--batch-size", str(options.ranks)]  # a sample for each
+    if options.checkpoint_every:
+        args += ["--checkpoint", str(paths.checkpoints), "--checkpoint-every", options.checkpoint_every]
     return [*args, "--steps", str(options.steps)] if options.steps else args
 
 

@@ -31,6 +31,7 @@ TRAINING, NCCL = JOBS = ("training", "nccl")
 # Names end up in socket paths (108 bytes at most) and in job names.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?\Z")
 _RATE = re.compile(r"(\d{1,6})(kbit|mbit|gbit)\Z")
+_INTERVAL = re.compile(r"[1-9]\d{0,8}|[1-9]\d{0,5}(\.\d{1,3})?(s|min|h)\Z")
 _UNIT = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
 
 
@@ -42,6 +43,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `evict_hung`: the coordinator takes a hung replica out, instead of only showing it.
     `evict_diverged`: and a replica whose results differ from those of the majority.
     `ranks`: processes of a replica, which share its model.
+    `checkpoint_every`: from one checkpoint to the next so many steps ("50") or so long ("10min"); empty: none are kept.
     `gpus`: simulated GPUs of each node, of the model `gpu_profile`.
     `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
     """
@@ -60,6 +62,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     evict_hung: bool = False
     evict_diverged: bool = False
     job: str = TRAINING
+    checkpoint_every: str = ""
     gpus: int = 0
     gpu_profile: str = "h100"
 
@@ -126,6 +129,8 @@ def check(options: LabOptions) -> None:
         raise UsageProblem(f"--ranks {options.ranks}", "with --job nccl every node has one rank", "ftctl lab up --help")
     if options.job == NCCL and options.spares:
         raise UsageProblem(f"--spares {options.spares}", "with --job nccl there are no replicas", "ftctl lab up --help")
+    if options.checkpoint_every:
+        _check_interval(options)
     _within("spares", options.spares, 0, MAX_NODES // each - options.replicas)
     _within("ranks", options.ranks, 1, MAX_RANKS)
     _within("rails", options.rails, 1, MAX_RAILS)
@@ -139,6 +144,14 @@ def check(options: LabOptions) -> None:
         raise UsageProblem(f"--gpu-profile {options.gpu_profile}", f"not one of {known}", "ftctl lab up --help")
     if options.rate:
         rate_bits(options.rate)
+
+
+def _check_interval(options: LabOptions) -> None:
+    given = f"--checkpoint-every {options.checkpoint_every}"
+    if options.job == NCCL:
+        raise UsageProblem(given, "with --job nccl nothing is trained", "ftctl lab up --help")
+    if not _INTERVAL.fullmatch(options.checkpoint_every):
+        raise UsageProblem(given, "neither steps nor a time", "write it like this: --checkpoint-every 50, or 30s, 10min, 1h")
 
 
 def _within(option: str, value: int, low: int, high: int) -> None:

@@ -69,6 +69,11 @@ class LabPaths:
         return self.root / "logs"
 
     @property
+    def checkpoints(self) -> Path:
+        """All replicas see the same directory, as they would on a shared file system."""
+        return self.root / "checkpoints"
+
+    @property
     def journal(self) -> Path:
         return self.root / "journal"
 

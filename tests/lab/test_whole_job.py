@@ -104,7 +104,7 @@ def with_a_lab(*options: str) -> Iterator[User]:
 
 @pytest.fixture(scope="module")
 def user() -> Iterator[User]:
-    yield from with_a_lab("--step-ms", "100")
+    yield from with_a_lab("--step-ms", "100", "--checkpoint-every", "5s")
 
 
 def addresses(user: User, node: str) -> list[str]:
@@ -151,6 +151,13 @@ def test_a_rail_goes_down_training_goes_on_and_a_killed_agent_leaves_nothing_bro
     eventually(lambda: user.sees()["nodes"][1]["agent"] is not None, "the agent was not started again")
     eventually(lambda: user.sees()["faults"] == [], "the fault is still listed")
     user.waits_for_steps(3)
+
+
+def test_checkpoints_are_kept_beside_the_training(user: User) -> None:
+    eventually(lambda: user.sees()["job"]["checkpoint"] is not None, "no checkpoint was told of")
+    assert [path for path in user.paths.checkpoints.iterdir() if path.name.startswith("step-")]
+    kinds = [event["kind"] for event in json.loads(user.does("events", "-o", "json"))["events"]]
+    assert "checkpoint.written" in kinds
 
 
 def test_a_killed_replica_comes_back_by_itself(user: User) -> None:
