@@ -52,7 +52,9 @@ JobOption = Annotated[
 CheckpointOption = Annotated[
     str,
     typer.Option(
-        "--checkpoint-every", metavar="N", help="Keep checkpoints: every N steps, or every 30s, 10min, 1h [default: none]."
+        "--checkpoint-every",
+        metavar="N",
+        help="Keep checkpoints: every N steps, or every 30s, 10min, 1h [default: none].",
     ),
 ]
 GpusOption = Annotated[int, typer.Option("--gpus", help="Simulated GPUs of each node; no training runs on them.")]

@@ -151,7 +151,9 @@ def _check_interval(options: LabOptions) -> None:
     if options.job == NCCL:
         raise UsageProblem(given, "with --job nccl nothing is trained", "ftctl lab up --help")
     if not _INTERVAL.fullmatch(options.checkpoint_every):
-        raise UsageProblem(given, "neither steps nor a time", "write it like this: --checkpoint-every 50, or 30s, 10min, 1h")
+        raise UsageProblem(
+            given, "neither steps nor a time", "write it like this: --checkpoint-every 50, or 30s, 10min, 1h"
+        )
 
 
 def _within(option: str, value: int, low: int, high: int) -> None:
