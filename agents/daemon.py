@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from agents import tokens
+from agents.api.policyfile import PolicyProblem
+from agents.api.policyfile import read as read_policy
 from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
@@ -51,6 +53,9 @@ from agents.monitors.nvml_child import XidSeen
 from agents.monitors.poller import Poller
 from agents.monitors.xids import XidDesk
 from agents.node import Parts
+from agents.policy.book import PolicyBook
+from agents.policy.hands import NodeHands
+from agents.policy.runner import PolicyRunner
 from agents.recovery.errors import SupervisionError
 from agents.recovery.hangwatch import HangWatch
 from agents.recovery.ranks import RankRegistry
@@ -78,7 +83,7 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="ft-agent: %(message)s")
     try:
         sys.exit(_run(options))
-    except (SettingsProblem, tokens.TokensProblem, ServerProblem, XidTableProblem) as error:
+    except (SettingsProblem, PolicyProblem, XidTableProblem, tokens.TokensProblem, ServerProblem) as error:
         _fail(str(error), USAGE)
     except SupervisionError as error:
         _fail(f"{error}" + (f" ({error.hint})" if error.hint else ""), FAILED)
@@ -178,6 +183,22 @@ class _Daemon:
         self._hangs = HangWatch(
             parts, evidence, relay, directory=settings.state_dir / "evidence", grace_s=grace_s, emit=emit
         )
+        replicas = ReplicaActions(relay, self._supervisor, grace_s, self._cordon)
+        self._policy = _policy(
+            settings,
+            machine,
+            NodeHands(
+                settings.node,
+                {one.replica for one in settings.supervision.replicas},
+                machine.workers,
+                machine.gpus,
+                relay,
+                replicas,
+                self._cordon,
+            ),
+            health,
+            emit,
+        )
         self._agent = Agent(
             settings=settings,
             faults=faults,
@@ -188,7 +209,8 @@ class _Daemon:
             gpus=self._gpus,
             links=self._links,
             relay=relay,
-            replicas=ReplicaActions(relay, self._supervisor, grace_s, self._cordon),
+            replicas=replicas,
+            policy=self._policy,
             cordon=self._cordon,
             halt=self._halt,
             evidence=evidence,
@@ -220,6 +242,7 @@ class _Daemon:
                 self._registry.start()
             if self._supervisor is not None:
                 self._supervisor.start()
+            self._policy.start()
             self._poller.start()
             self._gpus.start()
             where = ", ".join(str(w) for w in (self._listeners.tcp_address, self._agent.settings.unix_socket) if w)
@@ -262,6 +285,7 @@ class _Daemon:
         left = [f"{entry.id} on {entry.target} ({entry.detail})" for entry in self._injector.close()]
         if not left:
             self._kennel.close()
+        self._policy.close()
         self._hangs.close()
         self._poller.close()
         self._gpus.close()
@@ -300,6 +324,17 @@ def _gpu_monitor(settings: AgentSettings, on_xid: Callable[[XidSeen], None]) -> 
 
     monitor = GpuMonitor(settings.nvml_deadline_s, expect=expect, environment=environment, on_xid=on_xid)
     return monitor, NodeGpus(look, announce, gpus)
+
+
+def _policy(
+    settings: AgentSettings, machine: Machine, hands: NodeHands, health: HealthDesk, emit: Callable[..., None]
+) -> PolicyRunner:
+    """Raises PolicyProblem."""
+    file = settings.policy.file
+    rules, source = (read_policy(file), str(file)) if file is not None else (read_policy(), "default")
+    book = PolicyBook(settings.state_dir / "policy.json", machine.clock.boot_id())
+    mode = settings.policy.mode
+    return PolicyRunner(settings.node, rules, source, mode, book, hands, health, emit, machine.clock)
 
 
 def _end_after(seconds: float) -> None:

@@ -54,6 +54,13 @@ class SimulatedGpuSettings(Section):
     profile: Literal["h100", "h200"] = "h100"
 
 
+class PolicySettings(Section):
+    """What is done about verdicts. `file`: rules in the place of the package's own (agents/policies/default.yaml)."""
+
+    mode: Literal["observe", "recommend", "act"] = "observe"  # until `ftctl policy set-mode` says otherwise
+    file: Path | None = None
+
+
 class AgentSettings(Section):
     """`listen` is HOST:PORT; off loopback it needs tls_cert and tls_key. `tokens` maps principals to roles."""
 
@@ -80,6 +87,7 @@ class AgentSettings(Section):
     sysfs_root: Path = Path("/sys")
     coordinator: CoordinatorAccess | None = None
     supervision: Supervision = Field(default_factory=Supervision)
+    policy: PolicySettings = Field(default_factory=PolicySettings)
 
     @field_validator("node")
     @classmethod

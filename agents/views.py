@@ -95,6 +95,7 @@ def node_view(agent: Agent) -> NodeView:
         *([ProblemView(object=name, reason=trouble, action=f"look at the agent's log on {name}")] if trouble else []),
         *problems.of_verdicts(verdicts),
         *problems.of_processes(processes),
+        *agent.policy.recommendations(),
     ]
     return NodeView.model_validate(
         {

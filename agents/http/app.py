@@ -16,6 +16,7 @@ from agents.http import (
     health_routes,
     job_routes,
     node_routes,
+    policy_routes,
 )
 from agents.http.context import VERSION, Agent
 from agents.http.limits import BodyLimit
@@ -31,7 +32,16 @@ def make_app(agent: Agent) -> FastAPI:
     app = FastAPI(title="ftctl agent", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.agent = agent
     errors.install(app)
-    for routes in (node_routes, health_routes, cordon_routes, halt_routes, fault_routes, evidence_routes, job_routes):
+    for routes in (
+        node_routes,
+        health_routes,
+        cordon_routes,
+        halt_routes,
+        fault_routes,
+        evidence_routes,
+        job_routes,
+        policy_routes,
+    ):
         app.include_router(routes.router, responses=ERRORS)
     app.add_middleware(BodyLimit)
     return app

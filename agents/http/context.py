@@ -28,6 +28,7 @@ from agents.monitors.gpus import GpuMonitor
 from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.poller import Poller
 from agents.node import Parts
+from agents.policy.runner import PolicyRunner
 from agents.problems import ApiProblem
 from agents.replicas import ReplicaActions
 from agents.settings import AgentSettings
@@ -112,6 +113,7 @@ class Agent:
     halt: Halt
     evidence: Evidence
     foreigners: Foreigners
+    policy: PolicyRunner
     kennel: Kennel
     pid: int
     started_at: float = field(default_factory=time.monotonic)

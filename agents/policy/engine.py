@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from agents.policy.rules import Policy, Rule
+from agents.api.policyfile import MODES, OUT, Policy, Rule
 
-MODES = ("observe", "recommend", "act")
+__all__ = ["MODES", "Decision", "Finding", "Fleet", "Past", "decide", "rule_for"]
+
+# An act is not held up by the cool-down after a weaker one: a GPU may fall off the bus just after a restart.
+STRENGTH = {"watch": 0, "rejoin": 0, "restart": 1, "drain": 2, "promote": 2, "evict": 3}
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,15 @@ class Past:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Replicas, and how many of them are out. `present`: whether the thing to act on is there."""
+    """Replicas, and how many of them are out. `present`: whether the thing to act on is there; `whom`: the replicas it
+    is about, of which `away` are out already. `problem`: why this is not known."""
 
     size: int
     out: int = 0
     present: bool = True
+    whom: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,18 +54,25 @@ class Decision:
     reason: str
     incident: str
     perform: bool
+    held: str = ""  # why it is not done, though the mode would let it
+
+
+def rule_for(policy: Policy, finding: Finding, past: Past, *, now: float) -> Rule | None:
+    """The first rule that fits."""
+    return next((rule for rule in policy.rules if _fits(rule, finding, past, now)), None)
 
 
 def decide(policy: Policy, mode: str, finding: Finding, past: Past, fleet: Fleet, *, now: float) -> Decision:
-    rule, times = next(((r, n) for r in policy.rules if (n := _fits(r, finding, past, now))), (None, 0))
+    rule = rule_for(policy, finding, past, now=now)
     if rule is None:
         return Decision("watch", "", f"no rule fits {finding.object}", finding.incident, False)
+    times = _fits(rule, finding, past, now)
     why = f"rule {rule.name}: {finding.object} is {finding.health}" + (f" ({finding.code})" if finding.code else "")
     if rule.at_least > 1:
         why += f", {times} times in {rule.within_s:g} s"
     held = "" if rule.action == "watch" else _held(policy, rule.action, finding, past, fleet, now=now)
     if held:
-        return Decision(rule.action, rule.name, f"{why}; not done: {held}", finding.incident, False)
+        return Decision(rule.action, rule.name, f"{why}; not done: {held}", finding.incident, False, held)
     if rule.action != "watch" and mode != "act":
         why += f"; not done: mode is {mode}"
     return Decision(rule.action, rule.name, why, finding.incident, mode == "act" and rule.action != "watch")
@@ -86,17 +100,25 @@ def _alike(rule: Rule, finding: Finding) -> bool:
 
 def _held(policy: Policy, action: str, finding: Finding, past: Past, fleet: Fleet, *, now: float) -> str:
     limits = policy.limits
+    if fleet.problem:
+        return fleet.problem
     if not fleet.present:
         return f"{finding.object} is gone"
+    if action != "rejoin" and fleet.whom and set(fleet.whom) <= set(fleet.away):
+        return f"{', '.join(fleet.whom)} is out already"
     mine = [
-        at for at, name, done in past.acts if name == finding.object and done != "rejoin" and at > now - limits.window_s
+        (at, done)
+        for at, name, done in past.acts
+        if name == finding.object and done != "rejoin" and at > now - limits.window_s
     ]
     if len(mine) >= limits.max_acts:
         return f"the breaker is open: {len(mine)} acts on it in {limits.window_s:g} s"
     if action == "rejoin":
         return ""
-    if mine and now - max(mine) < limits.cooldown_s:
+    cooling = [at for at, done in mine if STRENGTH[action] <= STRENGTH.get(done, 0)]
+    if cooling and now - max(cooling) < limits.cooldown_s:
         return f"it cools down for {limits.cooldown_s:g} s after an act"
-    if action in ("evict", "drain") and fleet.out + 1 > limits.max_share * fleet.size:
+    more = len(set(fleet.whom) - set(fleet.away)) if fleet.whom else 1
+    if action in OUT and fleet.out + more > limits.max_share * fleet.size:
         return f"{fleet.out} of {fleet.size} are out already, at most {limits.max_share:.0%} may be"
     return ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agents.api.policyfile import PolicyProblem, parse, read
 from agents.policy.__main__ import PAGE, page
 from agents.policy.engine import Decision, Finding, Fleet, Past, decide
-from agents.policy.rules import PolicyProblem, parse, read
 
 NIC = Finding("node1/rail0", "nic", "unhealthy", "nic.carrier", incident="i1")
 LOST = Finding("node1/gpu 3", "gpu", "unhealthy", "xid.79", "evict", "i2")
@@ -68,6 +68,13 @@ def test_what_holds_an_act_back_is_said() -> None:
         ("version: 1\nrules:\n- {name: a, action: watch}\n- {name: b, action: watch}", "policy:4: rule b overlaps a"),
         ("version: 1\nrules:\n- {name: a, action: fly}", "policy:3: action 'fly'"),
         ("version: 1\nlimits: {max_share: .nan}\nrules:\n- {name: a, action: watch}", "max_share must be"),
+        ("version: 1\nrules:\n- {name: a, action: watch, hook: [sinfo]}", "whole path of a program, not 'sinfo'"),
+        ("version: 1\nrules:\n- {name: a, action: watch, cordon: true}", "cordon must be true or false, and goes with"),
+        ("version: 1\nrules:\n- {name: a, action: evict, timeout_s: 5}", "timeout_s belongs to a hook"),
+        (
+            "version: 1\nrules:\n- {name: a, action: evict, hook: [/bin/x], timeout_s: 1e9}",
+            "timeout_s must be a number",
+        ),
         ("a: [", "not YAML"),
         ("", "a mapping"),
     ],

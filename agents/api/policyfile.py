@@ -1,4 +1,7 @@
-"""A policy file, read and checked: unknown keys, wrong values and rules that never decide are named with their line."""
+"""A policy file, read and checked: unknown keys, wrong values and rules that never decide are named with their line.
+
+Both sides read it so: the agent that decides by it, and `ftctl policy validate`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from ruamel.yaml.error import YAMLError
 
 DEFAULT = Path(__file__).parent.parent / "policies" / "default.yaml"
 MAX_BYTES = 256 * 1024
-ACTIONS = ("watch", "restart", "evict", "drain", "rejoin")
+ACTIONS = ("watch", "restart", "drain", "promote", "evict", "rejoin")
+OUT = ("drain", "promote", "evict")  # the replica is out afterwards, until it rejoins
+MODES = ("observe", "recommend", "act")
+MAX_RULES, MAX_WORDS, MAX_HOOK_S = 200, 64, 600.0
 HEALTHS = ("healthy", "degraded", "unhealthy", "unknown")
 
 
@@ -23,7 +29,8 @@ class PolicyProblem(Exception):
 
 @dataclass(frozen=True)
 class Rule:
-    """An empty tuple or string fits everything. `at_least`: so often within `within_s` seconds."""
+    """An empty tuple or string fits everything. `at_least`: so often within `within_s` seconds. `cordon`: the node is
+    set apart as well, until the replica rejoins. `hook`: a command that is run besides, ended after `timeout_s`."""
 
     name: str
     action: str
@@ -33,6 +40,9 @@ class Rule:
     suggests: tuple[str, ...] = ()
     at_least: int = 1
     within_s: float = 0.0
+    cordon: bool = False
+    hook: tuple[str, ...] = ()
+    timeout_s: float = 30.0
     line: int = 0
 
 
@@ -42,6 +52,7 @@ class Limits:
     max_acts: int = 3
     window_s: float = 3600.0
     max_share: float = 0.34
+    rejoin_after_s: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,8 @@ def parse(text: str, name: str = "policy") -> Policy:
     entries = top.get("rules")
     if not isinstance(entries, list) or not entries:
         raise PolicyProblem(f"{name}:1: rules must be a list of at least one rule")
+    if len(entries) > MAX_RULES:
+        raise PolicyProblem(f"{name}:1: more than {MAX_RULES} rules")
     marks: Any = entries  # ruamel keeps the lines in `lc`
     rules = tuple(_rule(entry, f"{name}:{marks.lc.item(i)[0] + 1}", name) for i, entry in enumerate(entries))
     for i, rule in enumerate(rules):
@@ -116,18 +129,33 @@ def _whole(value: Any, where: str, key: str) -> int:
 
 
 def _limits(value: Any, name: str) -> Limits:
-    got = _mapping(value, f"{name}: limits", name, ("cooldown_s", "max_acts", "window_s", "max_share"))
+    got = _mapping(
+        value, f"{name}: limits", name, ("cooldown_s", "max_acts", "window_s", "max_share", "rejoin_after_s")
+    )
     where, base = f"{name}: limits", Limits()
     return Limits(
         _number(got.get("cooldown_s", base.cooldown_s), where, "cooldown_s", 0, 86400),
         _whole(got.get("max_acts", base.max_acts), where, "max_acts"),
         _number(got.get("window_s", base.window_s), where, "window_s", 1, 604800),
         _number(got.get("max_share", base.max_share), where, "max_share", 0, 1),
+        _number(got.get("rejoin_after_s", base.rejoin_after_s), where, "rejoin_after_s", 0, 86400),
     )
 
 
 def _rule(value: Any, where: str, name: str) -> Rule:
-    keys = ("name", "action", "kind", "codes", "health", "suggests", "at_least", "within_s")
+    keys = (
+        "name",
+        "action",
+        "kind",
+        "codes",
+        "health",
+        "suggests",
+        "at_least",
+        "within_s",
+        "cordon",
+        "hook",
+        "timeout_s",
+    )
     got = _mapping(value, where, name, keys)
     for key in ("name", "action"):
         if not isinstance(got.get(key), str) or not got[key]:
@@ -144,13 +172,33 @@ def _rule(value: Any, where: str, name: str) -> Rule:
     for health in words["health"]:
         if health not in HEALTHS:
             raise PolicyProblem(f"{where}: health {health!r} is none of {', '.join(HEALTHS)}")
-    line = int(where.rsplit(":", 1)[1])
-    return Rule(got["name"], got["action"], got.get("kind", ""), **words, at_least=at_least, within_s=within, line=line)
+    cordon = got.get("cordon", False)
+    if not isinstance(cordon, bool) or (cordon and got["action"] not in OUT):
+        raise PolicyProblem(f"{where}: cordon must be true or false, and goes with {', '.join(OUT)} only")
+    hook = _words(got.get("hook", []), where, "hook")
+    if hook and not hook[0].startswith("/"):
+        raise PolicyProblem(f"{where}: hook must begin with the whole path of a program, not {hook[0]!r}")
+    if "timeout_s" in got and not hook:
+        raise PolicyProblem(f"{where}: timeout_s belongs to a hook, and there is none")
+    return Rule(
+        got["name"],
+        got["action"],
+        got.get("kind", ""),
+        **words,
+        at_least=at_least,
+        within_s=within,
+        cordon=cordon,
+        hook=hook,
+        timeout_s=_number(got.get("timeout_s", 30), where, "timeout_s", 0.1, MAX_HOOK_S),
+        line=int(where.rsplit(":", 1)[1]),
+    )
 
 
 def _words(value: Any, where: str, key: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+    if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
         raise PolicyProblem(f"{where}: {key} must be a list of words")
+    if len(value) > MAX_WORDS:
+        raise PolicyProblem(f"{where}: {key} has more than {MAX_WORDS} words")
     return tuple(value)
 
 
