@@ -26,6 +26,10 @@ class Parts:
         entries = self.injector.entries()
         return {entry.target.nic: entry.id for entry in entries if entry.open and entry.target.nic}
 
+    def faults_by_gpu(self) -> dict[int, str]:
+        """Index of a GPU -> id of the open fault on it."""
+        return {entry.target.gpu: entry.id for entry in self.injector.entries() if entry.open and entry.target.gpu >= 0}
+
     def open_faults(self) -> frozenset[str]:
         return frozenset(entry.id for entry in self.injector.entries() if entry.open)
 

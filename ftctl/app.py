@@ -49,6 +49,7 @@ COMMANDS: dict[str, Lazy] = {
     "inject": Lazy("ftctl.commands.inject", "Inject a fault that takes itself back."),
     "faults": Lazy("ftctl.commands.faults", "List faults: their state, time left and owner."),
     "revert": Lazy("ftctl.commands.revert", "Take faults back now."),
+    "policy": Lazy("ftctl.commands.policy", "Show, check and switch what agents do about verdicts."),
     "drain": Lazy("ftctl.commands.drain", "Let something leave the job at a step boundary, with nothing lost."),
     "cordon": Lazy("ftctl.commands.cordon", "Set a node apart: no replica is started on it."),
     "uncordon": Lazy("ftctl.commands.uncordon", "Let a node that was set apart be used again."),

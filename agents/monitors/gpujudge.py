@@ -75,12 +75,13 @@ def _degraded(reading: GpuReading, limits: GpuLimits) -> GpuJudgement | None:
     return None
 
 
-def observed(reading: GpuReading, simulated: bool) -> Observed:
+def observed(reading: GpuReading, simulated: bool, fault: str = "") -> Observed:
     """For the incident book. That a GPU is whole again after an Xid only its driver can say (NVML field 230, which
     drivers before 570 have not got): ECC counters and clocks look the same before a reset and after it."""
     name, (health, reason, code, action) = f"gpu {reading.index}", judge(reading)
     if not code:
         whole = reading.more.get("recovery_action") == 0
         return Observed("gpu", name, reason, health, reading.uuid, simulated, recovered=whole)
-    signal = Signal("gpu", name, code, health, reason, action, uuid=reading.uuid, simulated=simulated)
+    signal = Signal("gpu", name, code, health, reason, action, uuid=reading.uuid, injected=bool(fault), fault=fault,
+                    simulated=simulated)  # fmt: skip
     return Observed("gpu", name, reason, health, reading.uuid, simulated, recovered=False, signals=(signal,))

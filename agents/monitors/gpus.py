@@ -93,10 +93,10 @@ class GpuMonitor:
             note, state = f"{few}; {note}" if note else few, Health.UNHEALTHY
         return GpuSummary(devices=devices, note=note, state=state, simulated=answer.simulated)
 
-    def observed(self) -> list[Observed]:
-        """For the incident book: the last reading."""
+    def observed(self, faults: Mapping[int, str]) -> list[Observed]:
+        """For the incident book: the last reading. `faults`: index of a GPU -> id of the open fault on it."""
         answer = self._answer
-        return [observed(reading, answer.simulated) for reading in answer.gpus]
+        return [observed(reading, answer.simulated, faults.get(reading.index, "")) for reading in answer.gpus]
 
     def _run(self) -> None:
         restart_s = RESTART_S

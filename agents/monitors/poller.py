@@ -94,7 +94,7 @@ class Poller:
             self._parts.health.see("nics", seen)
         self._parts.health.monitor("nics", ok=not trouble, note=trouble)
         gpus = self._gpus.summary()
-        self._parts.health.see("gpus", self._gpus.observed())
+        self._parts.health.see("gpus", self._gpus.observed(self._parts.faults_by_gpu()))
         self._parts.health.monitor("gpus", ok=not gpus.note, note=gpus.note)
         self._parts.health.tick(self._parts.open_faults())
 

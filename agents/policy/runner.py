@@ -19,8 +19,8 @@ from agents.api.models import ProblemView
 from agents.api.policy import DecisionView, HeldView, PolicyAnswer
 from agents.api.policyfile import OUT, Policy, Rule
 from agents.api.words import Health
+from agents.health.causes import News
 from agents.health.desk import HealthDesk, short
-from agents.health.incidents import News
 from agents.host.clock import Clock
 from agents.policy.book import Held, PolicyBook
 from agents.policy.engine import Decision, Finding, Fleet, decide, rule_for

@@ -38,6 +38,7 @@ from agents.api.models import (
     RevertAnswer,
     SupervisionAction,
 )
+from agents.api.policy import ModeAnswer, ModeRequest, PolicyAnswer
 from ftctl.config import Inventory, Node
 from ftctl.context import World
 from ftctl.durations import show
@@ -117,6 +118,12 @@ class AgentClient:
         hearing about the others, and it may be asked again."""
         content = request.model_dump_json().encode()
         return await self._call("POST", f"/v1/faults/{verb}", HaltAnswer, content=content, deadline_s=self.timeout_s)
+
+    async def policy(self) -> PolicyAnswer:
+        return await self._get("/v1/policy", PolicyAnswer)
+
+    async def policy_mode(self, request: ModeRequest) -> ModeAnswer:
+        return await self._post("/v1/policy/mode", request, ModeAnswer)
 
     async def events(self, after: int = 0, *, limit: int = 1000, wait_s: float = 0.0) -> EventsAnswer:
         query = {"after": str(after), "limit": str(limit), "wait_s": str(wait_s)}

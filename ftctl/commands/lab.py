@@ -59,6 +59,14 @@ CheckpointOption = Annotated[
 ]
 GpusOption = Annotated[int, typer.Option("--gpus", help="Simulated GPUs of each node; no training runs on them.")]
 ProfileOption = Annotated[str, typer.Option("--gpu-profile", metavar="MODEL", help="Their model: h100 or h200.")]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        metavar="MODE",
+        help="What agents do about verdicts: observe, recommend or act [default: act with --gpus, else observe].",
+    ),
+]
 WhichOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--name", help="Which lab [default: the only one].", show_default=False),
@@ -85,6 +93,7 @@ def up(
     checkpoint_every: CheckpointOption = "",
     gpus: GpusOption = 0,
     gpu_profile: ProfileOption = "h100",
+    policy: PolicyOption = "",
     output: OutputOption = None,
 ) -> None:
     """Make a lab: namespaces, links, coordinator, agents and training processes. Returns when all replicas train.
@@ -121,6 +130,7 @@ def up(
         checkpoint_every=checkpoint_every,
         gpus=gpus,
         gpu_profile=gpu_profile,
+        policy=policy,
     )
     with progress(world, f"making lab {name}") as talk:
         lab = lifecycle.bring_up(

@@ -102,6 +102,7 @@ def agent_config(
     }
     if options.gpus:
         config["simulated_gpus"] = {"count": options.gpus, "profile": options.gpu_profile}
+    config["policy"] = {"mode": options.policy or ("act" if options.gpus else "observe")}
     if options.job == NCCL:
         return config
     config["coordinator"] = {

@@ -26,6 +26,7 @@ FABRIC_ADDRESS = "10.99.0.254"
 MANAGEMENT = "mgmt0"
 MAX_GPUS = 64  # of a node
 GPU_PROFILES = ("h100", "h200")
+POLICY_MODES = ("observe", "recommend", "act")
 TRAINING, NCCL = JOBS = ("training", "nccl")
 
 # Names end up in socket paths (108 bytes at most) and in job names.
@@ -45,6 +46,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `ranks`: processes of a replica, which share its model.
     `checkpoint_every`: from one checkpoint to the next so many steps ("50") or so long ("10min"); empty: none are kept.
     `gpus`: simulated GPUs of each node, of the model `gpu_profile`.
+    `policy`: the mode of the agents' policy; empty: act where there are GPUs, else observe.
     `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
     """
 
@@ -65,6 +67,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checkpoint_every: str = ""
     gpus: int = 0
     gpu_profile: str = "h100"
+    policy: str = ""
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -125,6 +128,8 @@ def check(options: LabOptions) -> None:
             f"give --ranks {each}, or a multiple of it",
         )
     _within("replicas", options.replicas, 2 if options.job == NCCL else 1, MAX_NODES // each)
+    if options.policy not in ("", *POLICY_MODES):
+        raise UsageProblem(f"--policy {options.policy}", f"not one of {', '.join(POLICY_MODES)}", "ftctl lab up --help")
     if options.job == NCCL and options.ranks != 1:
         raise UsageProblem(f"--ranks {options.ranks}", "with --job nccl every node has one rank", "ftctl lab up --help")
     if options.job == NCCL and options.spares:

@@ -13,8 +13,8 @@ from live_agent import until
 
 from agents.api.policyfile import Policy, parse, read
 from agents.api.words import Action, Health
+from agents.health.causes import News
 from agents.health.desk import HealthDesk
-from agents.health.incidents import News
 from agents.health.signals import Ends, Observed, Signal
 from agents.policy.book import PolicyBook
 from agents.policy.engine import Fleet
