@@ -47,6 +47,7 @@ from agents.injection.layout import ledger_directory, scratch_directory
 from agents.injection.ledger import Ledger, LedgerError
 from agents.job import JobRelay
 from agents.monitors.gpus import GpuMonitor
+from agents.monitors.kernellog import KernelLog
 from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.nics import NicMonitor
 from agents.monitors.nvml_child import XidSeen
@@ -147,6 +148,8 @@ class _Daemon:
         health = HealthDesk(settings.node, emit, rails=settings.rails)
         xids = XidDesk(health, xid_table(settings.xid_table), self._xid_fault)
         self._gpus, gpus = _gpu_monitor(settings, xids.seen)
+        log = settings.kernel_log
+        self._kernel_log = KernelLog(log, health, xids, self._gpus.at) if log is not None else None
         machine = Machine(
             links=NetlinkLinks(),
             sysfs=Sysfs(settings.sysfs_root),
@@ -245,6 +248,8 @@ class _Daemon:
             self._policy.start()
             self._poller.start()
             self._gpus.start()
+            if self._kernel_log is not None:
+                self._kernel_log.start()
             where = ", ".join(str(w) for w in (self._listeners.tcp_address, self._agent.settings.unix_socket) if w)
             self._events.emit("agent.started", node, f"pid {os.getpid()}, listens on {where}")
             if self._agent.settings.watch_links:
@@ -289,6 +294,8 @@ class _Daemon:
         self._hangs.close()
         self._poller.close()
         self._gpus.close()
+        if self._kernel_log is not None:
+            self._kernel_log.close()
         self._links.close()
         if self._supervisor is not None:
             self._supervisor.close(keep_processes=not stop_replicas)

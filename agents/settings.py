@@ -83,6 +83,7 @@ class AgentSettings(Section):
     nvml_deadline_s: float = Field(default=5.0, ge=0.1, le=600)
     expect_gpus: int | None = Field(default=None, ge=0, le=1024)  # fewer that answer is a fault of the node
     simulated_gpus: SimulatedGpuSettings | None = None
+    kernel_log: Path | None = Path("/dev/kmsg")  # none: it is not read
     xid_table: Path | None = None  # changes to agents/health/xids.yaml, in the same form
     sysfs_root: Path = Path("/sys")
     coordinator: CoordinatorAccess | None = None

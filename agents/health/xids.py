@@ -13,7 +13,7 @@ from agents.api.words import Action, Health
 from agents.health.signals import QUIET_S, Ends, Signal
 from agents.health.xidtable import NAMED, XidRow, XidTable
 
-NVML, LOG = "nvml", "log"
+NVML, LOG, UNNUMBERED = "nvml", "log", "log without number"
 
 
 @dataclass(frozen=True)
@@ -122,3 +122,20 @@ def _ends(row: XidRow) -> Ends:
     if row.ends is not None:
         return row.ends
     return Ends.RECOVERY if row.health is Health.UNHEALTHY else Ends.QUIET
+
+
+def switch_signal(switch: int, code: int, *, fatal: bool, link: str, text: str, fault: str = "") -> Signal:
+    """An NVSwitch reported an SXid. A fatal one ends the traffic of all GPUs on that switch."""
+    return Signal(
+        kind="nvswitch",
+        object=f"nvswitch {switch}",
+        code=f"sxid.{code}",
+        health=Health.UNHEALTHY if fatal else Health.DEGRADED,
+        reason=f"SXid {code}, {'fatal' if fatal else 'not fatal'}{f', {link}' if link else ''}",
+        action=Action.EVICT_NODE if fatal else Action.WATCH,
+        evidence=(text,),
+        injected=bool(fault),
+        fault=fault,
+        ends=Ends.CLEAR if fatal else Ends.QUIET,
+        via=LOG,
+    )

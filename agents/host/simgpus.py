@@ -257,5 +257,6 @@ def _fresh(node: str, count: int, profile: Profile) -> dict[str, str]:
         one |= {f"nvlink.{link}.up": 1, **{f"nvlink.{link}.errors.{kind}": 0 for kind in range(4)}}
     for gpu in range(count):
         state[f"gpu.{gpu}.uuid"] = f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{node}/gpu{gpu}')}"
+        state[f"gpu.{gpu}.pci"] = f"00000000:{0x10 + gpu:02x}:00.0"
         state |= {f"gpu.{gpu}.{key}": value for key, value in one.items()}
     return {key: str(value) for key, value in state.items()}

@@ -20,6 +20,7 @@ import msgspec
 
 from agents.api.models import GpuSummary, GpuView
 from agents.api.words import Health
+from agents.health.kernellog import slot
 from agents.health.signals import Observed
 from agents.monitors.gpujudge import judge, observed
 from agents.monitors.nvml_child import GpuAnswer, GpuReading, XidSeen
@@ -59,6 +60,7 @@ class GpuMonitor:
         self._expect = expect
         self._environment = dict(os.environ) | dict(environment or {})
         self._on_xid = on_xid
+        self._at: dict[str, tuple[int, str]] = {}
         self._wake_reader, self._wake = os.pipe2(os.O_CLOEXEC)
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = b""
@@ -93,6 +95,10 @@ class GpuMonitor:
             note, state = f"{few}; {note}" if note else few, Health.UNHEALTHY
         return GpuSummary(devices=devices, note=note, state=state, simulated=answer.simulated)
 
+    def at(self, pci: str) -> tuple[int, str] | None:
+        """Index and UUID of the GPU in that slot ("0000:04:00"), as it was while it answered."""
+        return self._at.get(pci)
+
     def observed(self, faults: Mapping[int, str]) -> list[Observed]:
         """For the incident book: the last reading. `faults`: index of a GPU -> id of the open fault on it."""
         answer = self._answer
@@ -110,6 +116,7 @@ class GpuMonitor:
                 restart_s = min(restart_s * 2, RESTART_MAX_S)
                 continue
             self._answer, self._answered_at, self._trouble = answer, time.monotonic(), ""
+            self._at |= {slot(one.pci): (one.index, one.uuid) for one in answer.gpus if one.pci}
             restart_s = RESTART_S
             if answer.final:
                 self._kill()

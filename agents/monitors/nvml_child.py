@@ -46,6 +46,7 @@ class GpuReading(msgspec.Struct, frozen=True):
     more: dict[str, float] = {}
     throttle: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
+    pci: str = ""  # "00000000:04:00.0"
 
 
 class XidSeen(msgspec.Struct, frozen=True):
@@ -112,6 +113,7 @@ def _read_one(nvml: Any, index: int, names: Names) -> GpuReading:
     more = {key: float(value) for key, value in _more(gpu) if value is not None}
     reasons = gpu.ask("CurrentClocksEventReasons") or 0
     processes = gpu.ask("ComputeRunningProcesses") or ()
+    pci = gpu.ask("PciInfo")
     if gpu.lost:
         return GpuReading(index, uuid, name, lost=gpu.lost)
     return GpuReading(
@@ -126,6 +128,7 @@ def _read_one(nvml: Any, index: int, names: Names) -> GpuReading:
         more=more,
         throttle=tuple(word for word, bit in THROTTLE.items() if reasons & bit),
         pids=tuple(process.pid for process in processes),
+        pci=_text(pci.busId) if pci is not None else "",
     )
 
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -189,6 +190,18 @@ NVML Return nvmlDeviceGetIndex(Device* device, unsigned* to) {
 }
 NVML Return nvmlDeviceGetUUID(Device* device, char* to, unsigned size) { return GPU.text("uuid", to, size); }
 NVML Return nvmlDeviceGetName(Device* device, char* to, unsigned size) { return GPU.text("name", to, size); }
+struct PciInfo {
+  char legacy[16];
+  unsigned domain, bus, device, id, subsystem_id;
+  char text[32];
+};
+NVML Return nvmlDeviceGetPciInfo_v3(Device* device, PciInfo* to) {
+  *to = {};
+  if (auto error = GPU.text("pci", to->text, sizeof to->text)) return error;
+  if (std::sscanf(to->text, "%x:%x:%x", &to->domain, &to->bus, &to->device) != 3) return NOT_SUPPORTED;
+  std::snprintf(to->legacy, sizeof to->legacy, "%04x:%02x:%02x.0", to->domain & 0xffff, to->bus & 0xff, to->device & 0xff);
+  return SUCCESS;
+}
 
 struct Memory {
   unsigned long long total, free, used;
