@@ -12,13 +12,13 @@ import pytest
 from live_agent import live_agent, until
 
 from agents.api.models import Verdict
+from agents.api.policyfile import read as policy
 from agents.health.desk import HealthDesk
 from agents.health.kernellog import SwitchLine, XidLine, line, record, slot
 from agents.health.xidtable import read as xid_table
 from agents.monitors.kernellog import KernelLog
 from agents.monitors.xids import XidDesk
 from agents.policy.engine import Finding, Fleet, Past, decide
-from agents.policy.rules import read as policy
 
 GONE = 2**22 + 1  # no process can have this number
 # Behind "NVRM: Xid (PCI:0000:04:00): ": what is written, health, suggested action, what the policy does.

@@ -35,7 +35,7 @@ def gpus(agent: LiveAgent) -> SimulatedGpus:
 
 def events(agent: LiveAgent, gpu: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = agent.get("/v1/events").json()["events"]
-    return [event for event in found if event["object"] == f"node1/gpu{gpu}"]
+    return [event for event in found if event["object"] == f"node1/gpu{gpu}" and event["kind"].startswith("gpu.")]
 
 
 @pytest.mark.parametrize(
