@@ -1,4 +1,5 @@
 # make demo   set up, then run the main job: train, unplug, kill, drain, and show that it survives
+# make demo-gpu  the chain behind a lost (simulated) GPU: verdict, eviction, return; report in build/demo-gpu.html
 # make test   set up, then run the tests; JOBS=2: in two processes beside each other
 # make soak   the long tests: failures at every point of a step, storms over a lab; SOAK_SECONDS=1200, SOAK_SEED to repeat one
 # make chaos  all playbooks, each in a lab: JUnit XML, an HTML report and a summary in build/chaos; TAG=quick for some
@@ -20,7 +21,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 STAMP := .venv/.ftctl-setup
 NATIVE := CMakeLists.txt $(wildcard ftar_core/native/csrc/*) $(wildcard ftar_core/native/csrc/nccl/*) $(wildcard ftar_core/bench/csrc/*)
 
-.PHONY: setup demo test soak vm chaos gpu-check check simulation native-tools test-native fuzz storm clean
+.PHONY: setup demo demo-gpu test soak vm chaos gpu-check check simulation native-tools test-native fuzz storm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -45,6 +46,10 @@ $(STAMP): pyproject.toml $(NATIVE)
 
 demo: setup
 	@.venv/bin/ftctl lab demo
+
+demo-gpu: setup
+	@mkdir -p build
+	@.venv/bin/ftctl chaos run playbooks/gpu-xid-79.yaml --lab --html build/demo-gpu.html
 
 test: setup
 	@.venv/bin/python -m pytest $(if $(JOBS),-n $(JOBS) --dist loadgroup) $(PYTEST_ARGS)

@@ -15,6 +15,7 @@ from ftctl.playbook.expressions import Expression, Unknown, Value
 
 REPLICA_FIELDS = ("state", "step", "loss", "incarnation", "slot", "pace", "straggler", "heartbeat_age_ms", "reason")
 RAIL_FIELDS = ("state", "up", "carrier", "injected", "speed_mbit")
+GPU_FIELDS = ("state", "reason", "utilization_percent", "temperature_c", "memory_used_mb", "power_w")
 JOB_FIELDS = ("state", "step", "epoch", "term", "loss", "step_ms", "reason", "replicas_wanted", "min_replicas")
 
 # fact -> what it is; X stands for a name
@@ -24,6 +25,7 @@ CATALOG: dict[str, str] = {
     "replica.X.FIELD": f"of one replica: {', '.join(REPLICA_FIELDS)}",
     "job.FIELD": f"of the job: {', '.join(JOB_FIELDS)}",
     "rail.NODE/NIC.FIELD": f"of a rail: {', '.join(RAIL_FIELDS)}",
+    "gpu.NODE/INDEX.FIELD": f"of a GPU: {', '.join(GPU_FIELDS)}",
     "rails.down": "rails that are not up, on all nodes that answer",
     "faults.active": "faults in force or under way",
     "faults.stuck": "faults that could not be taken back",
@@ -67,17 +69,21 @@ def problem(fact: str) -> str:
         "replica": REPLICA_FIELDS,
         "job": JOB_FIELDS,
         "rail": RAIL_FIELDS,
+        "gpu": GPU_FIELDS,
         "rails": ("down",),
         "faults": ("active", "stuck"),
         "agents": ("reachable", "unreachable"),
     }
     if head not in fields:
         return f"there is no fact {fact} (there are: {', '.join(CATALOG)})"
-    if head in ("replica", "rail") and rest.count(".") < 1:
-        example = "replica.r1.state" if head == "replica" else "rail.node1/rail0.up"
+    if head in ("replica", "rail", "gpu") and rest.count(".") < 1:
+        examples = {"replica": "replica.r1.state", "gpu": "gpu.node1/0.state"}
+        example = examples.get(head, "rail.node1/rail0.up")
         return f"{fact} needs a name and a field, such as {example}"
     if head == "rail" and "/" not in rest:
         return f"{fact} needs a node and a NIC, such as rail.node1/rail0.up"
+    if head == "gpu" and "/" not in rest:
+        return f"{fact} needs a node and a number, such as gpu.node1/0.state"
     if last not in fields[head]:
         return f"{fact}: there is no {last} of {head} (there are: {', '.join(fields[head])})"
     return ""
@@ -135,6 +141,18 @@ def _rails(snapshot: Snapshot, rest: str) -> Value:
     return sum(not (nic.present and nic.up and nic.carrier) for nic in rails)
 
 
+def _gpu(snapshot: Snapshot, rest: str) -> Value:
+    where, _, field = rest.rpartition(".")
+    node, _, index = where.partition("/")
+    view = next((view for view in snapshot.views() if view.name == node), None)
+    if view is None:
+        raise Unknown(f"the agent of {node} does not answer")
+    found = next((gpu for gpu in view.gpus.devices if str(gpu.index) == index), None)
+    if found is None:
+        raise Unknown(f"{node} has no GPU {index}")
+    return _field(f"GPU {where}", found, field, GPU_FIELDS)
+
+
 def _faults(snapshot: Snapshot, rest: str) -> Value:
     states = {
         "active": (FaultState.ARMED, FaultState.ACTIVE, FaultState.REVERTING),
@@ -171,6 +189,7 @@ _HEADS: dict[str, Callable[[Snapshot, str], Value]] = {
     "job": _of_job,
     "rail": _rail,
     "rails": _rails,
+    "gpu": _gpu,
     "faults": _faults,
     "agents": _agents,
 }

@@ -62,6 +62,8 @@ class Lab(Strict):
     rate: str = ""
     evict_hung: bool = False
     evict_diverged: bool = False
+    gpus: int = Field(default=0, ge=0, le=64)
+    policy: Literal["", "observe", "recommend", "act"] = ""
 
 
 class Target(Strict):

@@ -6,6 +6,7 @@ Each FakeAgent can also misbehave as agents do in life: hang, close the connecti
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 import socketserver
@@ -20,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from agents.api import cordon, evidence, halt
+from agents.api import cordon, evidence, halt, policy, policyfile
 from agents.api import models as m
 from agents.host.linksockets import LinkAnswer, LinkSocket
 from agents.monitors.links import LinkBook
@@ -132,6 +133,7 @@ class FakeAgent:
         self.cordon: cordon.CordonView | None = None
         self.metrics = ""
         self.halt: halt.HaltView | None = None
+        self.policy_mode = "observe"
         self.gpus = m.GpuSummary(note="no GPUs (NVML not found)")
         self.stacks: list[evidence.RankStacks] = []
         self.links = LinkBook(0.0)
@@ -251,6 +253,16 @@ class FakeAgent:
                         ],
                     ),
                 ]
+            if path == "/v1/policy":
+                read = policyfile.read()
+                return policy.PolicyAnswer(
+                    node=self.name,
+                    mode=self.policy_mode,
+                    mode_by="configuration",
+                    source="default",
+                    limits=dataclasses.asdict(read.limits),
+                    rules=[dataclasses.asdict(rule) for rule in read.rules],
+                )
             if path == "/v1/events":
                 return self._events(after, float(query.get("wait_s", ["0"])[0]))
             if path == "/v1/links":
@@ -271,6 +283,10 @@ class FakeAgent:
             parts = path.strip("/").split("/")
             if path in ("/v1/node/cordon", "/v1/node/uncordon"):
                 return self._set_apart(path, cordon.CordonRequest.model_validate_json(body))
+            if path == "/v1/policy/mode":
+                mode = policy.ModeRequest.model_validate_json(body).mode
+                before, self.policy_mode = self.policy_mode, str(mode)
+                return policy.ModeAnswer(mode=mode, changed=before != mode)
             if path in ("/v1/faults/halt", "/v1/faults/allow"):
                 return self._halt(path, halt.HaltRequest.model_validate_json(body))
             if path == "/v1/faults":
