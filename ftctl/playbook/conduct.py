@@ -256,7 +256,8 @@ async def _judge(playbook: Playbook, result: Result, agents: Agents, journal: Jo
     else:
         stalls = []
         with suppress(CliError):
-            stalls = (await agents.any_agent(lambda client: client.job())).stalls
+            known = result.stalls_before
+            stalls = [s for s in (await agents.any_agent(lambda client: client.job())).stalls if s not in known]
         costs = [measuring.from_stalls(stalls, window) for window in windows]
         why_not["loss_delta"] = "only the replicas' journals tell, and they are not on this machine"
     events = [record["event"] for record in journal.records if record["kind"] == "event"]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from agents.api.models import EventRecord
+from agents.api.models import EventRecord, StallState
 from ftctl.client import events, injection
 from ftctl.client.cluster import Agents, Snapshot
 from ftctl.durations import show
@@ -28,6 +28,7 @@ from ftctl.playbook.schema import Playbook, Probe
 
 SAMPLE_S = 0.25
 CLEAN_UP_WITHIN_S = 300.0
+MAX_EVENTS = 5000  # of a run, in its journal
 STEADY_AFTER_S = 60.0  # how long the steady state may take to come back, where its conditions give no time
 
 
@@ -58,6 +59,7 @@ class Result:
     ended: Ended
     incidents: list[Incident]
     method_time: tuple[float, float] | None = None  # monotonic seconds
+    stalls_before: list[StallState] = field(default_factory=list)  # of before the run, by the coordinator
     leftovers: list[CliError] = field(default_factory=list)
 
 
@@ -74,10 +76,12 @@ async def play(
         return result
     with injection.deferred("interrupted: cleaning up (a moment) ...", agents) as interrupt:
         alive = asyncio.ensure_future(run.keep_alive())
-        first: list[EventRecord] = []
-        begun = agents.world.unix_time()
         broken = asyncio.ensure_future(_interrupted(interrupt))
+        before: set[events.Key] = set()
         try:
+            before = {events.key(event) for event in await _events(agents)}
+            with suppress(CliError):
+                result.stalls_before = list((await run.job()).stalls)
             look = asyncio.ensure_future(_steady(playbook.steady_state, run, 0.0))
             await asyncio.wait((look, broken), return_when=asyncio.FIRST_COMPLETED)
             if not look.done():
@@ -100,9 +104,10 @@ async def play(
             for task in (alive, broken):
                 task.cancel()
             await asyncio.gather(alive, broken, return_exceptions=True)
-            first += await _events_since(agents, begun)
+            # Those that are new, not those of a time: the clocks of the nodes may be minutes from this one's.
+            new = [event for event in await _events(agents) if events.key(event) not in before]
             with suppress(JournalError):
-                for event in first:
+                for event in new[-MAX_EVENTS:]:
                     journal.write("event", event=event.model_dump(mode="json", exclude={"evidence"}))
         if interrupt.set and result.ended.how != "interrupted":
             result.ended = Ended("interrupted", "Ctrl-C")
@@ -255,10 +260,11 @@ async def _clean_up(playbook: Playbook, run: Run) -> list[CliError]:
     return [*errors, *run.unknown]
 
 
-async def _events_since(agents: Agents, since: float) -> list[EventRecord]:
+async def _events(agents: Agents) -> list[EventRecord]:
+    """All that are kept; none when nobody tells."""
     nodes = [node.name for node in agents.inventory.nodes]
     try:
         found, _ = await events.everything(agents, nodes, coordinator=True)
     except CliError:
         return []
-    return [event for event in found if event.time >= since - 1.0][-5000:]
+    return found

@@ -94,7 +94,12 @@ def _variables(path: Path, tree: Mapping[Any, Any], given: Mapping[str, str]) ->
             raise UsageProblem(
                 f"{path}:{line_of(tree, ('vars', name))}", f"variable {name}: a number or a text is expected"
             )
-        values[name] = value
+        if isinstance(value, str) and (inner := _VARIABLE.search(value)) and not inner["dollar"]:
+            raise UsageProblem(
+                f"{path}:{line_of(tree, ('vars', name))}",
+                f"variable {name}: `{value}` has another one in it; none is made of others ($$ is a $)",
+            )
+        values[name] = value.replace("$$", "$") if isinstance(value, str) else value
     for name, text in given.items():
         if name not in values:
             known = ", ".join(values) or "none"

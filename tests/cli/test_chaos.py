@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from agents.api.halt import HaltView
 from ftctl.playbook.journal import read
 
 from .conftest import Run
-from .fake_agent import FakeCluster
+from .fake_agent import FakeCluster, event, refuse
 
 BOOK = """\
 version: 1
@@ -312,3 +313,76 @@ def test_a_metric_is_a_fact_like_any_other(ftctl: Run, cluster: FakeCluster, boo
     wrong = ftctl("chaos", "validate", str(book))
     assert wrong.code == 2
     assert "label=value is expected" in wrong.out + wrong.err
+
+
+def test_a_full_disk_under_the_journal_ends_the_run_and_everything_is_taken_back(
+    ftctl: Run, cluster: FakeCluster, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full from the moment when a fault is in force."""
+
+    def fsync(_fd: int) -> None:
+        if injected(cluster):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("ftctl.playbook.journal.os.fsync", fsync)
+    book.write_text(BOOK + "  - {sleep: 5m}\n")
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 1
+    assert "No space left on device: the run is ended and cleaned up" in result.err
+    assert injected(cluster) == 1
+    assert open_faults(cluster) == []
+
+
+def test_two_faults_on_one_nic_are_refused_by_its_agent_and_the_first_is_taken_back(
+    ftctl: Run, cluster: FakeCluster, book: Path
+) -> None:
+    agent = cluster["node1"]
+    inject = agent._inject
+
+    def one_at_a_time(request: m.InjectRequest) -> m.FaultView:
+        if any(fault.target == "node1/rail0" and fault.state is m.FaultState.ACTIVE for fault in agent.faults):
+            raise refuse("refused", "node1/rail0", "fault f-1 (link-down, 30 s left) is on rail0 already")
+        return inject(request)
+
+    agent._inject = one_at_a_time  # type: ignore[method-assign]
+    book.write_text(BOOK + "  - {inject: link-loss, target: {node: node1, nic: rail0}, with: {percent: 5}}\n")
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 7
+    assert "is on rail0 already" in result.err
+    assert injected(cluster) == 1
+    assert open_faults(cluster) == []
+
+
+@pytest.mark.parametrize("ahead_s", [-600.0, 600.0])
+def test_clocks_of_nodes_minutes_apart_hide_nothing_and_add_nothing(
+    ftctl: Run, cluster: FakeCluster, book: Path, ahead_s: float
+) -> None:
+    """What is of this run is known by its number, not by its time."""
+    agent = cluster["node1"]
+    inject = agent._inject
+
+    def diverging(request: m.InjectRequest) -> m.FaultView:
+        agent.events.append(event(3, "node1", "replica.diverged", "r1", time=time.time() + ahead_s))
+        return inject(request)
+
+    agent.events.append(event(2, "node1", "replica.diverged", "r1", time=time.time() + ahead_s))
+    book.write_text(BOOK + AFTER + "objectives: {diverged: {max: 0}}\n")
+    assert ftctl("chaos", "run", str(book)).code == 0, "it was there before"
+    agent._inject = diverging  # type: ignore[method-assign]
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 1
+    assert "diverged max: 1, and 0 is the limit" in result.err
+
+
+def test_an_agent_of_an_older_version_says_what_it_does_not_know(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    """Neither the kind nor the dead-man time: nothing is injected without one."""
+    agent = cluster["node1"]
+
+    def older(_request: m.InjectRequest) -> m.FaultView:
+        raise refuse("bad-request", "dead_man_s", "there is no such key", "the contract: GET /openapi.json")
+
+    agent._inject = older  # type: ignore[method-assign]
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 1
+    assert "dead_man_s: there is no such key" in result.err
+    assert injected(cluster) == 0

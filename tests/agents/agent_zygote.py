@@ -1,0 +1,60 @@
+"""Starts agents for tests without the second that their imports take: a process that has them imported, and forks.
+
+    python agent_zygote.py        one JSON line a start on stdin; one line with the agent's pid on stdout
+
+What is forked is an agent as `ft-agent` is one: a process in a session of its own, with default signals, in the network
+namespace that it is told, that runs agents.daemon.main.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+
+from agents import daemon
+
+CLONE_NEWNET = 0x40000000
+
+
+def main() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
+    for line in sys.stdin:
+        wish = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _become(libc, wish)
+        print(pid, flush=True)
+
+
+def _become(libc: ctypes.CDLL, wish: dict[str, str]) -> None:
+    code = 70
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        namespace = os.open(wish["namespace"], os.O_RDONLY | os.O_CLOEXEC)
+        if libc.setns(namespace, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(namespace)
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(wish["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for number, source in enumerate((null, log, log)):
+            os.dup2(source, number)
+        os.chdir("/")
+        sys.argv = ["ft-agent", "--config", wish["config"], "--allow-faults", "--stop-replicas"]
+        daemon.main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
