@@ -27,8 +27,9 @@ class Parts:
         return {entry.target.nic: entry.id for entry in entries if entry.open and entry.target.nic}
 
     def faults_by_gpu(self) -> dict[int, str]:
-        """Index of a GPU -> id of the open fault on it."""
-        return {entry.target.gpu: entry.id for entry in self.injector.entries() if entry.open and entry.target.gpu >= 0}
+        """Index of a GPU -> id of the open fault on it; -1: on the driver."""
+        opened = [entry for entry in self.injector.entries() if entry.open]
+        return {e.target.gpu: e.id for e in opened if e.target.gpu >= 0 or e.kind == "nvml-hang"}
 
     def open_faults(self) -> frozenset[str]:
         return frozenset(entry.id for entry in self.injector.entries() if entry.open)

@@ -12,6 +12,7 @@ from agents.health.xids import recovery_words
 from agents.monitors.nvml_child import GpuReading
 
 NORMAL = ("power cap",)  # a GPU at work meets its power limit
+DRIVER = -1  # in the place of a GPU's index
 HOT_C = 90.0  # most data-centre GPUs throttle between 85 and 95 degrees
 # What is done for the replica, by what the driver asks for (NVML field 230).
 RECOVERY_ACTIONS = (Action.NONE, Action.EVICT, Action.EVICT_NODE, Action.DRAIN, Action.EVICT, Action.EVICT_NODE,
@@ -85,3 +86,15 @@ def observed(reading: GpuReading, simulated: bool, fault: str = "") -> Observed:
     signal = Signal("gpu", name, code, health, reason, action, uuid=reading.uuid, injected=bool(fault), fault=fault,
                     simulated=simulated)  # fmt: skip
     return Observed("gpu", name, reason, health, reading.uuid, simulated, recovered=False, signals=(signal,))
+
+
+def observed_driver(trouble: str, simulated: bool, fault: str = "") -> Observed:
+    """The driver, as far as it answers at all. Nothing is known about its GPUs while it does not: nobody is evicted for
+    that."""
+    name = "gpu driver"
+    if not trouble:
+        return Observed("node", name, "answers", simulated=simulated)
+    reason = f"GPUs cannot be read: {trouble}"
+    signal = Signal("node", name, "gpu.probe", Health.UNKNOWN, reason, Action.CHECK, injected=bool(fault), fault=fault,
+                    simulated=simulated)  # fmt: skip
+    return Observed("node", name, reason, Health.UNKNOWN, simulated=simulated, recovered=False, signals=(signal,))

@@ -22,7 +22,7 @@ from agents.api.models import GpuSummary, GpuView
 from agents.api.words import Health
 from agents.health.kernellog import slot
 from agents.health.signals import Observed
-from agents.monitors.gpujudge import judge, observed
+from agents.monitors.gpujudge import DRIVER, judge, observed, observed_driver
 from agents.monitors.nvml_child import GpuAnswer, GpuReading, XidSeen
 
 POLL_S = 1.0
@@ -67,6 +67,7 @@ class GpuMonitor:
         self._answer = _NOT_READ
         self._answered_at = time.monotonic()
         self._trouble = ""
+        self._failed_once = False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
 
@@ -100,9 +101,15 @@ class GpuMonitor:
         return self._at.get(pci)
 
     def observed(self, faults: Mapping[int, str]) -> list[Observed]:
-        """For the incident book: the last reading. `faults`: index of a GPU -> id of the open fault on it."""
-        answer = self._answer
-        return [observed(reading, answer.simulated, faults.get(reading.index, "")) for reading in answer.gpus]
+        """For the incident book: the last reading. `faults`: index of a GPU -> id of the open fault on it, -1: on the
+        driver, which is an object of its own from the first time that it could not be asked."""
+        answer, trouble = self._answer, self._trouble
+        found = [observed(reading, answer.simulated, faults.get(reading.index, "")) for reading in answer.gpus]
+        if trouble:
+            self._failed_once = True
+        if self._failed_once:
+            found.append(observed_driver(trouble, answer.simulated, faults.get(DRIVER, "")))
+        return found
 
     def _run(self) -> None:
         restart_s = RESTART_S

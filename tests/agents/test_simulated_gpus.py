@@ -123,6 +123,10 @@ def test_a_call_that_hangs_is_a_verdict_and_slow_ones_are_not(tmp_path: Path) ->
         gpus.hang("nvmlDeviceGetTemperature", 600)
         until(lambda: "GPU probe hangs" in monitor.summary().note, "the verdict")
         assert monitor.summary().state is Health.UNKNOWN
+        driver = monitor.observed({-1: "f-1"})[-1]
+        assert (driver.object, driver.health) == ("gpu driver", Health.UNKNOWN)
+        assert [(s.code, s.fault, s.injected) for s in driver.signals] == [("gpu.probe", "f-1", True)]
+        assert "GPU probe hangs" in driver.reason
         assert len(monitor.summary().devices) == 2
 
 
