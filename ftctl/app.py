@@ -31,6 +31,9 @@ class Lazy(NamedTuple):
 
 COMMANDS: dict[str, Lazy] = {
     "status": Lazy("ftctl.commands.status", "Show nodes, rails, replicas, stalls, faults, and what to do next."),
+    "health": Lazy(
+        "ftctl.commands.health", "Show what is wrong with GPUs, NICs and other parts, and with what evidence."
+    ),
     "watch": Lazy(
         "ftctl.commands.watch", "Watch replicas, rails, faults, throughput and events on one screen; q ends."
     ),
@@ -50,6 +53,7 @@ COMMANDS: dict[str, Lazy] = {
     "faults": Lazy("ftctl.commands.faults", "List faults: their state, time left and owner."),
     "revert": Lazy("ftctl.commands.revert", "Take faults back now."),
     "policy": Lazy("ftctl.commands.policy", "Show, check and switch what agents do about verdicts."),
+    "clear": Lazy("ftctl.commands.clear", "Forget what was wrong with a part, because somebody has seen to it."),
     "drain": Lazy("ftctl.commands.drain", "Let something leave the job at a step boundary, with nothing lost."),
     "cordon": Lazy("ftctl.commands.cordon", "Set a node apart: no replica is started on it."),
     "uncordon": Lazy("ftctl.commands.uncordon", "Let a node that was set apart be used again."),

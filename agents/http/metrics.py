@@ -10,21 +10,22 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from agents.api.models import NodeView
-from agents.api.words import FaultState, Health
+from agents.api.words import FaultState
 from agents.http.context import Agent
+from agents.http.verdict_metrics import HEALTH_NUMBER, Verdicts
 from agents.monitors.links import COUNTED_RAILS, OTHER, Counters
 from agents.views import node_view
 from ftar_core.wire.accounting import AccountView
 from ftar_core.wire.linkstatus import STATES
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-HEALTH_NUMBER = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.UNHEALTHY: 2, Health.UNKNOWN: -1}
 COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "carrier_changes")
 
 
 def render(agent: Agent, account: AccountView | None = None) -> bytes:
     registry = CollectorRegistry()
     registry.register(_Node(node_view(agent), agent.links.counters()))
+    registry.register(Verdicts(agent.parts.health.answer()))
     if account is not None and agent.settings.coordinator is not None:
         registry.register(_Job(agent.settings.coordinator.job, account))
     return bytes(generate_latest(registry))

@@ -21,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from agents.api.cordon import CordonAnswer, CordonRequest
 from agents.api.evidence import StacksAnswer, StacksRequest
 from agents.api.halt import HaltAnswer, HaltRequest
+from agents.api.health import ClearAnswer, ClearRequest, HealthAnswer
 from agents.api.models import (
     ERROR_CODES,
     ActionAnswer,
@@ -118,6 +119,12 @@ class AgentClient:
         hearing about the others, and it may be asked again."""
         content = request.model_dump_json().encode()
         return await self._call("POST", f"/v1/faults/{verb}", HaltAnswer, content=content, deadline_s=self.timeout_s)
+
+    async def health(self) -> HealthAnswer:
+        return await self._get("/v1/health", HealthAnswer)
+
+    async def clear(self, request: ClearRequest) -> ClearAnswer:
+        return await self._post("/v1/clear", request, ClearAnswer)
 
     async def policy(self) -> PolicyAnswer:
         return await self._get("/v1/policy", PolicyAnswer)

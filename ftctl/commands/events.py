@@ -31,10 +31,13 @@ def events(
         str | None,
         typer.Option("--node", metavar="NODES", help="Only what these nodes' agents saw (not the coordinator)."),
     ] = None,
+    incident: Annotated[
+        str | None, typer.Option("--incident", metavar="ID", help="Only what belongs to this incident (i-1a2b3c4d).")
+    ] = None,
 ) -> ExitCode | None:
     """Show what happened, from all agents and the coordinator.
 
-    JSON: one document, or with -f one event a line. Exit code 6 when an agent did not answer.
+    JSON: one document, or with -f or --incident one event a line. Exit code 6 when an agent did not answer.
     """
     from ftctl import durations
     from ftctl.client import events as source
@@ -54,15 +57,20 @@ def events(
     console = world.console()
 
     def show(event: EventRecord) -> None:
-        if cluster.output.for_machines:
+        if incident is not None and event.incident != incident:
+            return
+        if cluster.output.for_machines and incident is not None:
+            world.out(document.as_line({"schema": document.SCHEMA, **view.of_incident(event)}))
+        elif cluster.output.for_machines:
             world.out(document.as_line({"schema": document.SCHEMA, **view.document(event)}))
         else:
             console.print(view.line(event), soft_wrap=True)
             world.stdout.flush()
 
+    if cluster.output is OutputFormat.YAML and (follow or incident is not None):
+        flag = "-f" if follow else "--incident"
+        raise UsageProblem("-o yaml", f"is for whole documents; with {flag} use -o json (one event a line)")
     if follow:
-        if cluster.output is OutputFormat.YAML:
-            raise UsageProblem("-o yaml", "is for whole documents; with -f use -o json (one event a line)")
 
         async def forever(agents: Agents) -> None:
             await source.follow(agents, nodes, show, coordinator=node is None, since=earliest)
@@ -74,8 +82,8 @@ def events(
         return await source.everything(agents, nodes, coordinator=node is None)
 
     found, errors = cluster.run(once)
-    found = [event for event in found if event.time >= earliest]
-    if cluster.output.for_machines:
+    found = [e for e in found if e.time >= earliest and (incident is None or e.incident == incident)]
+    if cluster.output.for_machines and incident is None:
         whole: document.Document = {
             "schema": document.SCHEMA,
             "events": [view.document(event) for event in found],
@@ -85,7 +93,9 @@ def events(
     else:
         for event in found:
             show(event)
-        if not found and not errors:
+        if not found and not errors and incident is not None:
+            world.say(f"no events of incident {incident} (ftctl health lists incidents)")
+        elif not found and not errors:
             world.say(f"no events since {since} ago" if since is not None else "no events yet")
     for problem in errors:
         world.say(f"error: {problem}")

@@ -49,3 +49,18 @@ def document(event: EventRecord) -> Document:
         "incident": event.incident,
         "evidence": event.evidence,
     }
+
+
+def of_incident(event: EventRecord) -> Document:
+    """An event as a link of the chain from a verdict to what was done about it."""
+    return {
+        "time": event.time,
+        "incident": event.incident,
+        "node": event.node or event.source,
+        "kind": event.kind,
+        "object": event.object,
+        "verdict": event.verdict,
+        "action": event.action,
+        "reason": event.reason,
+        "injected": event.injected,
+    }
