@@ -31,6 +31,8 @@ from agents.health.desk import HealthDesk
 from agents.health.foreign import Foreigners
 from agents.health.xidtable import XidTableProblem
 from agents.health.xidtable import read as xid_table
+from agents.helper.remote import RemoteFaults
+from agents.helper.split import SplitFaults
 from agents.host.gpus import NodeGpus, Seen
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
@@ -39,6 +41,7 @@ from agents.host.simgpus import SimulatedGpus, SimulationProblem
 from agents.host.sysfs import Sysfs
 from agents.http.app import make_app
 from agents.http.context import Agent
+from agents.injection.control import FaultControl
 from agents.injection.deadlines import Deadlines
 from agents.injection.guard import Limits
 from agents.injection.injector import Injector
@@ -169,11 +172,23 @@ class _Daemon:
         )
         ledger = Ledger(ledger_directory(settings.state_dir))
         job = partial(relay.facts, f"agent-{settings.node}")
-        self._injector = Injector(ledger, machine, limits, emit, job=job)
+        local = Injector(ledger, machine, limits, emit, job=job)
         self._halt = Halt(settings.state_dir / "halt.json", settings.node, emit)
-        self._injector.halted = self._halt.why
+        local.halted = self._halt.why
+        self._injector: FaultControl = local
+        if settings.helper_socket is not None:
+            remote = RemoteFaults(
+                settings.helper_socket,
+                settings.node,
+                machine,
+                emit,
+                job=job,
+                halted=self._halt.why,
+                elsewhere=local.open_faults,
+            )
+            self._injector = SplitFaults(local, remote)
         self._cordon = Cordon(settings.state_dir / "cordon.json", settings.node, emit)
-        self._deadlines = Deadlines(self._injector, emit, settings.node)
+        self._deadlines = Deadlines(local, emit, settings.node)
         self._kennel = Kennel(settings.state_dir)
         if self._supervisor is not None:
             self._supervisor.held = self._held

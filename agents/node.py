@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agents.api.models import ProcessView, RankView
 from agents.health.desk import HealthDesk
-from agents.injection.injector import Injector
+from agents.injection.control import FaultControl
 from agents.recovery.ranks import RankRegistry
 from agents.recovery.supervisor import Supervisor
 
@@ -16,7 +16,7 @@ class Parts:
     """There is an injector even where no faults may be injected: a predecessor may have left some."""
 
     name: str
-    injector: Injector
+    injector: FaultControl
     supervisor: Supervisor | None
     registry: RankRegistry | None
     health: HealthDesk

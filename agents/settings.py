@@ -75,6 +75,7 @@ class AgentSettings(Section):
     rails: list[str] = Field(default_factory=list)  # network devices that may be faulted
     management_nic: str | None = None
     allow_faults: bool = False
+    helper_socket: Path | None = None  # of ft-agent-helper, where this agent runs without root
     max_faults: int = Field(default=4, ge=0, le=1000)
     default_duration_s: float = Field(default=60.0, gt=0)
     max_duration_s: float = Field(default=900.0, gt=0, le=86_400)

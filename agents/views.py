@@ -15,14 +15,14 @@ from agents.api.models import (
 from agents.faults.catalog import CATALOG, AnyFault
 from agents.health import views as verdict_views
 from agents.http.context import VERSION, Agent
-from agents.injection.injector import Injector
+from agents.injection.control import FaultControl
 from agents.injection.ledger import Entry
 from agents.monitors import problems
 
 SHOWN_AFTER_REVERT_S = 60.0
 
 
-def fault_view(entry: Entry, injector: Injector) -> FaultView:
+def fault_view(entry: Entry, injector: FaultControl) -> FaultView:
     return FaultView(
         id=entry.id,
         kind=entry.kind,
@@ -91,6 +91,7 @@ def node_view(agent: Agent) -> NodeView:
     trouble = agent.poller.trouble()
     found = [
         *problems.of_ledger(name, agent.parts.injector.damaged()),
+        *problems.of_helper(name, agent.parts.injector.trouble()),
         *problems.of_faults(faults),
         *([ProblemView(object=name, reason=trouble, action=f"look at the agent's log on {name}")] if trouble else []),
         *problems.of_verdicts(verdicts),

@@ -25,7 +25,7 @@ def _refusal(machine: Machine, target: Target) -> Refusal | None:
         return Refusal("refused", f"the coordinator is no process of {target.node}: {error.text}", "--node NODE")
     if state_of(found.pid, found.start_time) in tuple(processes.STOPPED):
         return Refusal("refused", f"{found.text} is stopped already, and not by a fault of ours")
-    return None
+    return processes.refusal_of_foreign((found,))
 
 
 class CoordinatorKill(Fault[KillUndo]):

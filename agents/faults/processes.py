@@ -13,9 +13,10 @@ import time
 import msgspec
 
 from agents.faults.contract import Probe, Refusal, Target
+from agents.faults.nics import HELPER_HINT
 from agents.host.errors import HostError
 from agents.host.machine import Machine
-from agents.host.processes import send_to, state_of
+from agents.host.processes import may_signal, send_to, state_of
 from agents.host.workers import Worker, aimed_at
 
 STOPPED = "Tt"
@@ -35,6 +36,16 @@ def refusal(machine: Machine, target: Target) -> Refusal | None:
         return Refusal("unknown-replica", f"{what} has no process on {target.node}", f"there are: {known}")
     if any(w.pid in (1, os.getpid(), os.getppid()) for w in found):
         return Refusal("refused", f"{found[0].text} is not a process that may be faulted")
+    return refusal_of_foreign(found)
+
+
+def refusal_of_foreign(found: tuple[Worker, ...]) -> Refusal | None:
+    """None if this process may send signals to all of them."""
+    foreign = [w for w in found if not may_signal(w.pid)]
+    if foreign:
+        return Refusal(
+            "unsupported", f"{foreign[0].text} belongs to another user: the agent may not signal it", HELPER_HINT
+        )
     return None
 
 

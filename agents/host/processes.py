@@ -170,6 +170,17 @@ def send_to(pid: int, start_time: int, number: int) -> bool:
         handle.close()
 
 
+def may_signal(pid: int) -> bool:
+    """This process has the right to; also if there is no such process."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def state_of(pid: int, start_time: int) -> str:
     """The kernel's letter for it (R, S, D, T, ...); empty if that process has ended."""
     stat = read_stat(pid)

@@ -94,6 +94,14 @@ class Injector:
         """Why this machine cannot do it; empty if it can."""
         return fault.unsupported(self._machine)
 
+    def trouble(self) -> str:
+        """Why faults cannot be carried out: nothing, whoever asks is in the process that does it."""
+        return ""
+
+    def open_faults(self) -> tuple[OpenFault, ...]:
+        now = self.now_boot_s()
+        return tuple(self._open_fault(entry, now) for entry in self.book.open())
+
     def now_boot_s(self) -> float:
         return self._machine.clock.boot_s()
 
@@ -338,9 +346,7 @@ class Injector:
         )
 
     def _facts(self, fault: AnyFault, job: JobFacts) -> Facts:
-        now = self._machine.clock.boot_s()
-        elsewhere = self.elsewhere() if callable(self.elsewhere) else self.elsewhere
-        opened = (*(self._open_fault(entry, now) for entry in self.book.open()), *elsewhere)
+        opened = (*self.open_faults(), *(self.elsewhere() if callable(self.elsewhere) else self.elsewhere))
         if fault.target != "nic":
             replicas = tuple(sorted({worker.replica for worker in self._machine.workers.all()}))
             return Facts((), opened, frozenset(), replicas, job)

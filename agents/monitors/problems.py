@@ -34,6 +34,12 @@ def of_ledger(node: str, damaged: tuple[Damaged, ...]) -> list[ProblemView]:
     ]
 
 
+def of_helper(node: str, trouble: str) -> list[ProblemView]:
+    reason = f"{trouble}; faults of rails and processes are refused, those in force end when their time is up"
+    action = f"systemctl restart ft-agent-helper on {node}"
+    return [ProblemView(object=node, reason=reason, action=action)] if trouble else []
+
+
 def of_faults(faults: list[FaultView]) -> list[ProblemView]:
     return [
         ProblemView(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -16,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from ruamel.yaml import YAML
+
+import agents
 
 TOKENS = {"viewer": "viewer-token-0000", "operator": "operator-token-00", "chaos": "chaos-token-00000"}
 
@@ -31,8 +35,9 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> 
 
 
 class LiveAgent:
-    def __init__(self, root: Path, **settings: Any) -> None:
+    def __init__(self, root: Path, user: int | None = None, **settings: Any) -> None:
         self.root = root
+        self.user = user  # it runs as this one, without root
         self.state = root / "state"
         self.socket = root / "a.sock"
         self.config = root / "agent.yaml"
@@ -53,13 +58,21 @@ class LiveAgent:
 
     def start(self, *arguments: str, wait: bool = True) -> LiveAgent:
         write(self.config, self.settings)
+        python: str = sys.executable
+        as_user: dict[str, Any] = {}
+        if self.user is not None:
+            python, environment = python_of(self.user)
+            as_user = {"user": self.user, "group": self.user, "extra_groups": [], "env": environment}
+            for path in (self.root, *self.root.iterdir()):
+                os.chown(path, self.user, self.user)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agents.daemon", "--config", str(self.config), *arguments],
+                [python, "-m", "agents.daemon", "--config", str(self.config), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                **as_user,
             )
         self._pids.add(self.process.pid)
         if wait:
@@ -122,6 +135,25 @@ class LiveAgent:
             return False
 
 
+@functools.cache
+def python_of(user: int) -> tuple[str, dict[str, str]]:
+    """An interpreter that this user may run and that finds the agent's code, and its environment: this one, unless it
+    lies in somebody's home; then the system's, if it is of the same version. Skips the test if there is none."""
+    version = f"python3.{sys.version_info.minor}"
+    paths = os.pathsep.join([str(Path(agents.__file__).parents[1]), *(p for p in sys.path if "site-packages" in p)])
+    finds = "all(importlib.util.find_spec(name) for name in ('agents.daemon', 'fastapi', 'uvicorn', 'msgspec'))"
+    code = f"import importlib.util, subprocess, sys; assert {finds}; subprocess.run([sys.executable, '-V'], check=True)"
+    systems = shutil.which(version, path="/usr/bin:/usr/local/bin") or sys.executable
+    for python, more in ((sys.executable, {}), (systems, {"PYTHONPATH": paths})):
+        env = {"PATH": os.environ.get("PATH", ""), **more}
+        as_user: dict[str, Any] = {"user": user, "group": user, "extra_groups": [], "env": env, "cwd": "/"}
+        with contextlib.suppress(OSError):
+            done = subprocess.run([python, "-c", code], capture_output=True, timeout=60, check=False, **as_user)
+            if done.returncode == 0:
+                return python, env
+    pytest.skip(f"user {user} can run no {version} that finds this code")
+
+
 def write(path: Path, data: Any) -> None:
     path.touch(mode=0o600)
     with path.open("w") as file:
@@ -129,10 +161,10 @@ def write(path: Path, data: Any) -> None:
 
 
 @contextmanager
-def live_agent(**settings: Any) -> Iterator[LiveAgent]:
+def live_agent(user: int | None = None, **settings: Any) -> Iterator[LiveAgent]:
     """Under /tmp, because pytest's own directories are too long for a Unix socket."""
     root = Path(tempfile.mkdtemp(prefix="ft-agent-"))
-    agent = LiveAgent(root, **settings)
+    agent = LiveAgent(root, user, **settings)
     try:
         yield agent
     finally:

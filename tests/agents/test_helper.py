@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +15,17 @@ from typing import Any
 import msgspec
 import pytest
 from agent_network import Namespace, add_rail, add_routes, needs_root, settled
-from live_agent import until
+from live_agent import until, write
 from live_helper import AGENT_UID, STRANGER_UID, LiveHelper, as_user, live_helper
 from pyroute2 import IPRoute
 
 from agents.helper import wire
 from agents.helper.client import HelperGone
+from agents.helper.settings import HelperProblem, load, uid_of
 from agents.host.processes import start_time_of
 from agents.host.workers import Worker
 
-pytestmark = [pytest.mark.root, needs_root]
+pytestmark = [pytest.mark.root, needs_root, pytest.mark.timeout(400)]
 
 
 @dataclass
@@ -265,26 +265,26 @@ def test_no_more_begin_in_a_minute_than_may(node: Node) -> None:
 )
 def test_a_configuration_that_cannot_be_used_is_said_in_one_line(change: dict[str, Any], words: str) -> None:
     with live_helper(**change) as helper:
-        helper.start(wait=False)
-        until(helper.ended, "it ends")
-        assert helper.process is not None
-        assert helper.process.returncode == 2
-        assert len(helper.text().splitlines()) == 1
-        assert words in helper.text()
+        write(helper.config, helper.settings)
+        with pytest.raises(HelperProblem) as caught:
+            uid_of(load(helper.config).agent_user)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_configuration_that_others_can_write_is_not_roots_word() -> None:
     with live_helper() as helper:
-        helper.start().stop()
-        for spoil in (lambda: helper.config.chmod(0o666), lambda: os.chown(helper.root, AGENT_UID, -1)):
-            spoil()
-            done = subprocess.run(
-                [sys.executable, "-m", "agents.helper", "--config", str(helper.config)],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert done.returncode == 2
-            assert "root" in done.stderr
-            helper.config.chmod(0o600)
+        write(helper.config, helper.settings)
+        assert load(helper.config).agent_user == AGENT_UID
+        helper.config.chmod(0o666)
+        with pytest.raises(HelperProblem, match="can be written by others than root"):
+            load(helper.config)
+        helper.config.chmod(0o600)
+        os.chown(helper.root, AGENT_UID, -1)
+        with pytest.raises(HelperProblem, match="belongs to user"):
+            load(helper.config)
+        helper.start(wait=False)
+        until(helper.ended, "it ends")
+        assert helper.process is not None
+        assert helper.process.returncode == 2
+        assert len(helper.text().splitlines()) == 1, helper.text()
