@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from ruamel.yaml import YAML
 
+from agents.faults.catalog import CATALOG
 from agents.helper import settings as helper_settings
 from agents.helper.settings import HelperSettings
 from agents.settings import load
@@ -112,3 +113,11 @@ def test_the_manifest_shows_the_same_split() -> None:
     assert "helper-state" not in mounts
     assert pod["hostNetwork"] is True
     assert pod["hostPID"] is True
+
+
+def test_what_changes_a_device_or_signals_a_process_is_for_the_helper() -> None:
+    """A fault that only tells a rank something over the agent's own connection is not."""
+    asks_a_rank = {"replica-crash-at", "state-corrupt"}
+    for fault in CATALOG.values():
+        needs = fault.target in ("nic", "coordinator") or (fault.target == "replica" and fault.kind not in asks_a_rank)
+        assert fault.privileged == (needs or fault.kind in ("partition", "node-down")), fault.kind
