@@ -49,6 +49,7 @@ from agents.injection.kennel import Kennel
 from agents.injection.layout import ledger_directory, scratch_directory
 from agents.injection.ledger import Ledger, LedgerError
 from agents.job import JobRelay
+from agents.monitors.foreign import VerdictFiles
 from agents.monitors.gpus import GpuMonitor
 from agents.monitors.kernellog import KernelLog
 from agents.monitors.linkpoller import LinkPoller
@@ -151,6 +152,8 @@ class _Daemon:
         health = HealthDesk(settings.node, emit, rails=settings.rails)
         xids = XidDesk(health, xid_table(settings.xid_table), self._xid_fault)
         self._gpus, gpus = _gpu_monitor(settings, xids.seen)
+        foreigners = Foreigners(health)
+        self._verdict_files = VerdictFiles(settings.verdict_files, health, foreigners)
         log = settings.kernel_log
         self._kernel_log = KernelLog(log, health, xids, self._gpus.at) if log is not None else None
         machine = Machine(
@@ -232,7 +235,7 @@ class _Daemon:
             cordon=self._cordon,
             halt=self._halt,
             evidence=evidence,
-            foreigners=Foreigners(health),
+            foreigners=foreigners,
             kennel=self._kennel,
             pid=os.getpid(),
         )
@@ -263,6 +266,7 @@ class _Daemon:
             self._policy.start()
             self._poller.start()
             self._gpus.start()
+            self._verdict_files.start()
             if self._kernel_log is not None:
                 self._kernel_log.start()
             where = ", ".join(str(w) for w in (self._listeners.tcp_address, self._agent.settings.unix_socket) if w)
@@ -309,6 +313,7 @@ class _Daemon:
         self._hangs.close()
         self._poller.close()
         self._gpus.close()
+        self._verdict_files.close()
         if self._kernel_log is not None:
             self._kernel_log.close()
         self._links.close()
