@@ -343,7 +343,11 @@ def _gpu_monitor(settings: AgentSettings, on_xid: Callable[[XidSeen], None]) -> 
 
     def look() -> Seen:
         summary = monitor.summary()
-        return Seen(tuple((gpu.index, gpu.pids) for gpu in summary.devices), summary.note)
+        return Seen(
+            tuple((gpu.index, gpu.pids) for gpu in summary.devices),
+            summary.note,
+            {gpu.index: gpu.uuid for gpu in summary.devices},
+        )
 
     def announce(index: int, code: int) -> None:
         uuid = next((gpu.uuid for gpu in monitor.summary().devices if gpu.index == index), "")

@@ -39,7 +39,8 @@ GPU_FAULTS = (
     ),
     Spec(
         "gpu-throttle",
-        "Slow a simulated GPU down, as heat or a weak power supply would: it says why, and at which clock it runs",
+        "Slow a GPU down, as heat or a weak power supply would: a simulated one says why and at which clock it runs; of"
+        " a real one the power limit is lowered",
         "gpu",
         (
             _GPU,
@@ -50,7 +51,8 @@ GPU_FAULTS = (
                 default="hardware thermal",
                 choices=THROTTLE_REASONS,
             ),
-            Param("clock_mhz", "int", "The clock that is left", "mhz", 600, 1, 10_000),
+            Param("clock_mhz", "int", "The clock that is left of a simulated one", "mhz", 600, 1, 10_000),
+            Param("power_percent", "float", "Part of a real one's power limit that is left", "percent", 60.0, 1, 99),
         ),
     ),
     Spec(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from agents.host.errors import HostError
@@ -23,6 +23,10 @@ class Gpus(Protocol):
 
     def why_none(self) -> str:
         """Why there are none; empty if there are."""
+        ...
+
+    def uuid(self, gpu: int) -> str:
+        """Empty: not known."""
         ...
 
     def pids(self, gpu: int) -> tuple[int, ...]:
@@ -45,6 +49,9 @@ class NoGpus:
     def why_none(self) -> str:
         return "no GPUs are known here"
 
+    def uuid(self, gpu: int) -> str:
+        return ""
+
     def pids(self, gpu: int) -> tuple[int, ...]:
         return ()
 
@@ -58,6 +65,7 @@ class Seen:
 
     gpus: Sequence[tuple[int, Sequence[int]]] = ()
     note: str = ""
+    uuids: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,9 @@ class NodeGpus:
 
     def why_none(self) -> str:
         return "" if self.indexes() else self.look().note or "no GPUs"
+
+    def uuid(self, gpu: int) -> str:
+        return self.look().uuids.get(gpu, "")
 
     def pids(self, gpu: int) -> tuple[int, ...]:
         return next((tuple(pids) for index, pids in self.look().gpus if index == gpu), ())

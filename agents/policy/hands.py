@@ -110,7 +110,8 @@ def fleet_of(job: JobState, action: str, whom: Sequence[str]) -> Fleet:
     states = {replica.name: replica.state for replica in job.replicas}
     contributing = [name for name, state in states.items() if state in ("contributing", "suspect", "hung", "blocked")]
     size = max(job.replicas_wanted, len(contributing))
-    away = tuple(name for name in whom if states.get(name, "unreachable") in AWAY)
+    gone = (*AWAY, "draining") if action == "rejoin" else AWAY  # it is about to be out, and must not be forgotten
+    away = tuple(name for name in whom if states.get(name, "unreachable") in gone)
     known = tuple(name for name in whom if name in states)
     problem = ""
     if action == "promote" and not any(state == "spare" for state in states.values()):

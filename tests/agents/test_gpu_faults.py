@@ -115,7 +115,7 @@ def test_real_gpus_take_an_xid_inside_the_agent_and_nothing_that_cannot_be_taken
     assert said == [(3, 79)]
     assert "has no GPU 1" in node.refused("gpu-xid", xid=79, gpu=1)
     assert node.injector.revert(name, "test").state is FaultState.REVERTED
-    for kind in ("gpu-lost", "gpu-ecc", "gpu-row-remap", "gpu-throttle", "nvlink-error", "nvml-hang"):
+    for kind in ("gpu-lost", "gpu-ecc", "gpu-row-remap", "nvlink-error", "nvml-hang"):
         assert "hardware" in node.refused(kind)
 
 
@@ -136,3 +136,45 @@ def test_whose_gpu_it_is() -> None:
     assert users_of([12, 99], [one, two, other]) == (two,)
     assert users_of([], [one, two]) == (one, two), "the only replica of the node"
     assert users_of([99], [one, other]) == (), "nobody knows which"
+
+
+PYNVML = """
+import os
+FILE = os.environ["FAKE_POWER_LIMIT"]
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlDeviceGetHandleByUUID(uuid):
+    if uuid != "GPU-x": raise NVMLError("Not Found")
+    return uuid
+def nvmlDeviceGetPowerManagementLimitConstraints(gpu): return [200000, 700000]
+def nvmlDeviceGetPowerManagementLimit(gpu): return int(open(FILE).read())
+def nvmlDeviceSetPowerManagementLimit(gpu, mw):
+    if os.environ.get("FAKE_DENIED"): raise NVMLError("Insufficient Permissions")
+    open(FILE, "w").write(str(mw))
+"""
+
+
+def test_a_real_gpu_is_throttled_by_its_power_limit_which_is_put_back(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger_directory: Path
+) -> None:
+    limit = tmp_path / "limit"
+    limit.write_text("650000")
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_POWER_LIMIT", str(limit))
+    real = NodeGpus(lambda: Seen(((0, ()),), "", {0: "GPU-x"}), lambda gpu, code: None)
+    node = Node(dataclasses.replace(machine, gpus=real), Ledger(ledger_directory))
+    name = node.inject("gpu-throttle", power_percent=50)
+    assert limit.read_text() == "325000"
+    entry = node.injector.revert(name, "test")
+    assert (limit.read_text(), entry.state) == ("650000", FaultState.REVERTED)
+    name = node.inject("gpu-throttle", power_percent=10)
+    assert limit.read_text() == "200000", "not below what it accepts"
+    limit.write_text("500000")
+    assert "which is not the fault's" in node.injector.revert(name, "test").detail
+    assert limit.read_text() == "500000"
+    limit.write_text("200000")
+    assert "cannot be made slower" in node.refused("gpu-throttle")
+    limit.write_text("500000")
+    monkeypatch.setenv("FAKE_DENIED", "1")
+    assert "Insufficient Permissions" in node.refused("gpu-throttle")

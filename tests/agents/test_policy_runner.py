@@ -11,6 +11,7 @@ import pytest
 from fake_links import FakeClock
 from live_agent import until
 
+from agents.api.models import JobState, ReplicaState
 from agents.api.policyfile import Policy, parse, read
 from agents.api.words import Action, Health
 from agents.health.causes import News
@@ -18,6 +19,7 @@ from agents.health.desk import HealthDesk
 from agents.health.signals import Ends, Observed, Signal
 from agents.policy.book import PolicyBook
 from agents.policy.engine import Fleet
+from agents.policy.hands import fleet_of
 from agents.policy.runner import MAX_QUEUE, PolicyRunner
 from agents.problems import ApiProblem
 
@@ -310,3 +312,22 @@ def test_a_flood_is_told_and_uses_up_no_memory(node: Node) -> None:
         node.runner.hear(News(verdict))
     node.wait(1)
     assert f"{2 * MAX_QUEUE} verdicts came faster" in node.told("overrun")[0].reason
+
+
+def job(**states: str) -> JobState:
+    replicas = [
+        ReplicaState(name=name, state=state, reason="", since=0.0, incarnation=1, slot=0, step=1, nodes=["node0"])
+        for name, state in states.items()
+    ]
+    return JobState(name="lab", state="running", reason="", step=1, term=1, epoch=1, contributors=[], replicas_wanted=3,
+                    min_replicas=1, replicas=replicas, stalls=[], settings={})  # fmt: skip
+
+
+def test_who_counts_as_out() -> None:
+    fleet = fleet_of(job(r0="contributing", r1="draining", r2="evicted"), "evict", ("r0", "r2"))
+    assert (fleet.size, fleet.out, fleet.away, fleet.problem) == (3, 2, ("r2",), "")
+    assert fleet_of(job(r0="contributing", r1="draining"), "rejoin", ("r1",)).away == ("r1",), "it is not back yet"
+    assert fleet_of(job(r0="contributing", r1="fetching"), "rejoin", ("r1",)).away == ()
+    assert "no hot spare" in fleet_of(job(r0="contributing"), "promote", ("r0",)).problem
+    assert fleet_of(job(r0="contributing", r3="spare"), "promote", ("r0",)).problem == ""
+    assert "knows no replica r9" in fleet_of(job(r0="contributing"), "evict", ("r9",)).problem
