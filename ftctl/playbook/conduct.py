@@ -95,14 +95,15 @@ def on_cluster(
 
 
 def in_labs(world: World, books: Sequence[Loaded], out: Path | None, seed: int, talk: Progress) -> list[Finished]:
-    """Playbooks of the same lab share one, as long as all goes well in it. The labs go when this process does."""
+    """Playbooks of the same lab share one, as long as all goes well in it, and so run one after the other. The labs go
+    when this process does."""
     finished: list[Finished] = []
     lab: Lab | None = None
     options: LabOptions | None = None
     without = 0
     try:
         with interruptible():
-            for number, book in enumerate(books):
+            for number, book in enumerate(by_lab(books)):
                 wanted = lab_options(book.playbook, f"chaos-{os.getpid()}-{number}")
                 if lab is None or options is None or not _same(options, wanted):
                     _remove(lab)
@@ -150,6 +151,14 @@ def in_labs(world: World, books: Sequence[Loaded], out: Path | None, seed: int, 
 
 def lab_options(playbook: Playbook, name: str) -> LabOptions:
     return LabOptions(name=name, **playbook.lab.model_dump())
+
+
+def by_lab(books: Sequence[Loaded]) -> list[Loaded]:
+    """In their order, but those of the same lab beside each other: making a lab takes longer than most playbooks."""
+    groups: dict[str, list[Loaded]] = {}
+    for book in books:
+        groups.setdefault(book.playbook.lab.model_dump_json(), []).append(book)
+    return [book for group in groups.values() for book in group]
 
 
 def _same(one: LabOptions, other: LabOptions) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ruamel.yaml import YAML
 from ftctl.errors import UsageProblem
 from ftctl.playbook import mixes
 from ftctl.playbook import schema as s
+from ftctl.playbook.conduct import by_lab
 from ftctl.playbook.moments import Moment
 from ftctl.playbook.reading import find, load, variables_of
 from ftctl.playbook.template import text_for
@@ -38,6 +40,18 @@ def test_every_playbook_that_ships_is_valid_and_tells_what_it_shows(path: Path) 
     assert playbook.name == path.stem
     assert playbook.description
     assert playbook.tags
+
+
+def test_playbooks_of_one_lab_run_beside_each_other() -> None:
+    books = [load(path) for path in find([ROOT / "playbooks"])]
+    grouped = by_lab(books)
+    assert sorted(b.name for b in grouped) == sorted(b.name for b in books)
+    labs = [book.playbook.lab for book in grouped]
+    changes = sum(one != other for one, other in pairwise(labs))
+    assert changes + 1 == len({lab.model_dump_json() for lab in labs})
+    assert changes < sum(one.playbook.lab != other.playbook.lab for one, other in pairwise(books))
+    first = [[b.name for b in some if b.playbook.lab == labs[0]] for some in (grouped, books)]
+    assert first[0] == first[1], "in their order"
 
 
 def test_variables_keep_their_type_where_they_are_the_whole_text(tmp_path: Path) -> None:
