@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -53,10 +54,19 @@ class HelperServer:
             os.chmod(where.parent, 0o755)  # noqa: S103 - whatever the umask is; the agent must get through
             if bad := unsafe(where.parent):
                 raise HelperProblem(f"socket {where}: {bad}")
-            self._listener = listen_unix(where, backlog=CONNECTIONS)
-            os.chown(where, self._agent_uid, -1)
+            self._own(os.geteuid())  # root may not be let in by its name alone (no CAP_DAC_OVERRIDE)
+            try:
+                self._listener = listen_unix(where, backlog=CONNECTIONS)
+            finally:
+                self._own(self._agent_uid)
         except OSError as error:
             raise HelperProblem(f"socket {where}: {error.strerror}") from None
+
+    def _own(self, uid: int) -> None:
+        """Whose the socket is, if there is one. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(self._path.lstat().st_mode):
+                os.chown(self._path, uid, -1, follow_symlinks=False)
 
     def serve(self, answer: Answer, complain: Callable[[str], None], every: Callable[[], None]) -> None:
         """`complain` hears of what was turned away, at most once a second; `every` is called about every two."""

@@ -42,11 +42,12 @@ class LiveHelper:
         self.process: subprocess.Popen[bytes] | None = None
         self._pids: set[int] = set()
 
-    def start(self, wait: bool = True) -> LiveHelper:
+    def start(self, wait: bool = True, through: tuple[str, ...] = ()) -> LiveHelper:
+        """`through`: a command that starts the one behind it in its own place."""
         write(self.config, self.settings)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agents.helper", "--config", str(self.config)],
+                [*through, sys.executable, "-m", "agents.helper", "--config", str(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -241,6 +242,29 @@ def test_a_fault_ends_in_time_whatever_becomes_of_the_one_who_asked(node: Node) 
     silent = made(helper.ask(wish(duration_s=50.0, dead_man_s=1.0)))
     until(node.up, "its controller is silent")
     until(lambda: helper.faults()[silent.entry.id] == "reverted", "it says so")
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not here")
+def test_the_rights_of_its_unit_are_enough_and_a_killed_ones_socket_is_not_in_the_way(node: Node) -> None:
+    capabilities = "-all,+net_admin,+kill,+chown,+setpcap"
+    through = ("setpriv", f"--bounding-set={capabilities}", "--no-new-privs")
+    node.helper.start(through=through).kill()
+    assert node.helper.socket.exists()
+    helper = node.helper.start(through=through)
+    rights = Path(f"/proc/{helper.pid}/status").read_text()
+    assert f"CapEff:\t{1 << 12 | 1 << 5:016x}" in rights
+    other = LiveHelper(helper.root, **{**helper.settings, "state_dir": str(helper.root / "other")})
+    other.config = helper.root / "other.yaml"
+    try:
+        other.start(wait=False)
+        until(other.ended, "a second helper on the same socket ends")
+        assert "another process listens there" in other.text()
+    finally:
+        other.close()
+    fault = made(helper.ask(wish()))
+    assert not node.up(), "the first one is still heard"
+    made(helper.ask(wire.Revert(fault.entry.id, "by ann")))
+    assert node.up()
 
 
 def test_no_more_begin_in_a_minute_than_may(node: Node) -> None:
