@@ -1,8 +1,9 @@
 """Files in which other monitors write what they found, looked at about once a second.
 
 A file holds what POST /v1/verdicts takes, as JSON: {"source": "gpud", "verdicts": [...]}, all that its monitor has to
-say at that time, and is best replaced by rename. What is not in it any more is taken back, everything with the file itself.
-A file that nobody writes any more gets old: its verdicts are forgotten after their `ttl_s`, as those of the API are.
+say at that time, and is best replaced by rename. What is not in it any more is taken back, everything with the file
+itself. A file that nobody writes any more gets old: its verdicts are forgotten after their `ttl_s`, as those of the
+API are.
 """
 
 from __future__ import annotations
