@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from agents.api.models import ProcessView, RankView
@@ -9,6 +10,8 @@ from agents.health.desk import HealthDesk
 from agents.injection.control import FaultControl
 from agents.recovery.ranks import RankRegistry
 from agents.recovery.supervisor import Supervisor
+
+STALE_READING_S = 5.0  # GPUs are read once a second, and looked at once a second
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,11 @@ class Parts:
         return {entry.target.nic: entry.id for entry in entries if entry.open and entry.target.nic}
 
     def faults_by_gpu(self) -> dict[int, str]:
-        """Index of a GPU -> id of the open fault on it; -1: on the driver."""
-        opened = [entry for entry in self.injector.entries() if entry.open]
-        return {e.target.gpu: e.id for e in opened if e.target.gpu >= 0 or e.kind == "nvml-hang"}
+        """Index of a GPU -> id of the open fault on it; -1: on the driver. Also one that was reverted just now: what
+        was read before is its doing."""
+        since = time.time() - STALE_READING_S
+        found = [entry for entry in self.injector.entries() if entry.open or (entry.reverted or 0.0) > since]
+        return {e.target.gpu: e.id for e in found if e.target.gpu >= 0 or e.kind == "nvml-hang"}
 
     def open_faults(self) -> frozenset[str]:
         return frozenset(entry.id for entry in self.injector.entries() if entry.open)

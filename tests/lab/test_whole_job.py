@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def with_a_lab(*options: str) -> Iterator[User]:
 
 @pytest.fixture(scope="module")
 def user() -> Iterator[User]:
-    yield from with_a_lab("--step-ms", "100", "--checkpoint-every", "5s")
+    yield from with_a_lab("--step-ms", "100", "--checkpoint-every", "5s", "--gpus", "1", "--policy", "observe")
 
 
 def addresses(user: User, node: str) -> list[str]:
@@ -223,6 +224,41 @@ def test_a_killed_coordinator_is_started_again_and_the_job_goes_on(user: User) -
             "the account is kept"
         )
     assert after["productive", None]["count"] > went["productive", None]["count"]
+
+
+def chain(user: User, node: str, since: float) -> list[dict[str, Any]]:
+    """What the agent of a node told of an incident since then, from its file."""
+    lines = (user.paths.node(node) / "state" / "events.jsonl").read_text().splitlines()
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    return [event for event in found if event["time"] >= since and event["incident"]]
+
+
+def test_a_lost_gpu_takes_its_replica_out_until_it_is_well_again(user: User) -> None:
+    """From the fault to the return under one incident id; Xid 31 restarts, 63 is recorded."""
+    user.does("policy", "set-mode", "act", "--reason", "test", "--node", "node1")
+    since = time.time()
+    user.does("inject", "gpu-xid", "--xid", "79", "--node", "node1", "--duration", "60s")
+    eventually(lambda: user.sees()["job"]["contributors"] == ["r0", "r2"], "r1 is not evicted")
+    user.waits_for_steps(3)
+    shown = json.loads(user.types("policy", "show", "--node", "node1", "-o", "json").stdout)["nodes"][0]
+    assert [(held["replica"], held["cordoned"]) for held in shown["held"]] == [("r1", True)]
+    user.does("revert", "--all")
+    eventually(lambda: user.sees()["job"]["contributors"] == REPLICAS, "r1 does not come back")
+    events = chain(user, "node1", since)
+    assert len({event["incident"] for event in events}) == 1
+    assert [event for event in events if not (event["injected"] and event["reason"]) or event["node"] != "node1"] == []
+    did = [event["action"] for event in events if event["kind"] == "policy.acted"]
+    assert did == ["evict", "cordon", "uncordon", "rejoin"]
+    since = time.time()
+    user.does("inject", "gpu-xid", "--xid", "63", "--node", "node1", "--duration", "1s")
+    user.does("inject", "gpu-xid", "--xid", "31", "--node", "node2", "--duration", "1s")
+    eventually(lambda: any(event["kind"] == "policy.decided" for event in chain(user, "node1", since)), "no decision")
+    assert [event["action"] for event in chain(user, "node1", since) if event["kind"] == "policy.decided"] == ["watch"]
+    eventually(lambda: any(event["kind"] == "policy.decided" for event in chain(user, "node2", since)), "no decision")
+    told = chain(user, "node2", since)
+    assert [event["action"] for event in told if event["kind"].startswith("policy.")] == ["restart"], "it only observes"
+    user.does("policy", "set-mode", "observe", "--reason", "test over")
+    assert user.sees()["job"]["contributors"] == REPLICAS
 
 
 def test_a_finished_job_ends_everywhere_with_the_same_bits(user: User) -> None:
