@@ -50,8 +50,9 @@ class HelperServer:
         if len(os.fsencode(where)) > PATH_LIMIT:
             raise HelperProblem(f"socket {where}: longer than the {PATH_LIMIT} bytes of a Unix socket's path")
         try:
-            where.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            os.chmod(where.parent, 0o755)  # noqa: S103 - whatever the umask is; the agent must get through
+            if not where.parent.exists():
+                where.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                os.chmod(where.parent, 0o755)  # noqa: S103 - whatever the umask is; one that was there is not ours to change
             if bad := unsafe(where.parent):
                 raise HelperProblem(f"socket {where}: {bad}")
             self._own(os.geteuid())  # root may not be let in by its name alone (no CAP_DAC_OVERRIDE)

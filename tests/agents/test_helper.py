@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from pyroute2 import IPRoute
 
 from agents.helper import wire
 from agents.helper.client import HelperGone
+from agents.helper.server import HelperServer
 from agents.helper.settings import HelperProblem, load, uid_of
 from agents.host.processes import start_time_of
 from agents.host.workers import Worker
@@ -312,3 +314,15 @@ def test_a_configuration_that_others_can_write_is_not_roots_word() -> None:
         assert helper.process is not None
         assert helper.process.returncode == 2
         assert len(helper.text().splitlines()) == 1, helper.text()
+
+
+def test_a_directory_that_was_there_keeps_its_mode() -> None:
+    with tempfile.TemporaryDirectory() as there:
+        os.chmod(there, 0o711)
+        new = Path(there) / "new" / "helper.sock"
+        for path in (Path(there) / "helper.sock", new):
+            server = HelperServer(path, os.geteuid())
+            server.open()
+            server.close()
+        assert stat.S_IMODE(os.stat(there).st_mode) == 0o711
+        assert stat.S_IMODE(new.parent.stat().st_mode) == 0o755
