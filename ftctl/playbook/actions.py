@@ -131,8 +131,12 @@ async def _inject(run: Run, action: s.Inject) -> None:
 
 
 async def aim_of(agents: Agents, fault: s.Fault, snapshot: Snapshot, rng: Random) -> Aim:
-    """What is meant by its target. Raises CliError."""
+    """What is meant by its target; of a node that is taken out, its replica too: it is the one that is lost, and no
+    survivor. Raises CliError."""
     aim = resolve(fault.target, snapshot, rng)
+    if aim.node and not aim.replica and SPECS[fault.inject].target == "node" and SPECS[fault.inject].takes_out:
+        there = [r.name for r in snapshot.job.replicas if aim.node in snapshot.hosts(r.name)] if snapshot.job else []
+        return replace(aim, replica=there[0]) if len(there) == 1 else aim
     if not aim.node and SPECS[fault.inject].target == "coordinator":
         nodes = [view.name for view in snapshot.views()]
         return replace(aim, node=await where_the_coordinator_is(agents, fault.inject, nodes))

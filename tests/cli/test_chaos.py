@@ -386,3 +386,14 @@ def test_an_agent_of_an_older_version_says_what_it_does_not_know(ftctl: Run, clu
     assert result.code == 1
     assert "dead_man_s: there is no such key" in result.err
     assert injected(cluster) == 0
+
+
+def test_a_node_that_is_taken_out_takes_its_replica_along(
+    ftctl: Run, cluster: FakeCluster, book: Path, folder: Path
+) -> None:
+    """Whose steps are then not those of a survivor."""
+    line = "  - {inject: node-down, target: {node: node2}, duration: 30s}\n"
+    book.write_text(BOOK[: BOOK.index("  - {inject")] + line)
+    assert ftctl("chaos", "run", str(book)).code == 0
+    (incident,) = [record for record in records(folder) if record["kind"] == "incident"]
+    assert (incident["node"], incident["replica"]) == ("node2", "r2")
