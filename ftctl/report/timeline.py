@@ -13,6 +13,7 @@ from ftctl.report.reading import Run
 
 WIDTH, LEFT, RIGHT = 960, 64, 64
 TOP, PLOT, LANE = 28, 170, 18
+LETTER = 6.5  # pixels of a label's, about
 MAX_POINTS = 800
 COLOURS = {"steps": "#1f6feb", "loss": "#8250df", "contributors": "#2da44e", "fault": "#cf222e", "epoch": "#9a6700"}
 
@@ -33,7 +34,7 @@ def svg(run: Run) -> str:
         return ""
     samples = samples[:: max(1, len(samples) // MAX_POINTS)]
     last = max(samples[-1][0], *(span.end for span in _spans(run)), 0.001)
-    lanes = _lanes(_spans(run))
+    lanes = _lanes(_spans(run), LETTER * last / (WIDTH - RIGHT - LEFT))
     height = TOP + PLOT + 30 + LANE * max(1, len(lanes)) + 24
     x = _scale(0.0, last, LEFT, WIDTH - RIGHT)
     parts = [
@@ -159,12 +160,12 @@ def _spans(run: Run) -> list[Span]:
     return spans
 
 
-def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans that overlap lie in different lanes; a label takes room to its right."""
+def _lanes(spans: Sequence[Span], letter_s: float) -> list[list[Span]]:
+    """Spans that overlap lie in different lanes; a label takes room to its right, `letter_s` seconds a letter."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: span.begin):
         for lane in lanes[:12]:
-            if lane[-1].end + 4.0 <= span.begin:
+            if lane[-1].end + letter_s * (len(lane[-1].label) + 2) <= span.begin:
                 lane.append(span)
                 break
         else:
