@@ -48,8 +48,10 @@ demo: setup
 	@.venv/bin/ftctl lab demo
 
 demo-gpu: setup
-	@mkdir -p build
-	@.venv/bin/ftctl chaos run playbooks/gpu-xid-79.yaml --lab --html build/demo-gpu.html
+	@mkdir -p build; trap 'kill $$watching 2>/dev/null || true; .venv/bin/ftctl lab down --name demo-gpu' EXIT; watching=; \
+	.venv/bin/ftctl lab up --name demo-gpu --gpus 2 --policy act >/dev/null; export FTCTL_LAB=demo-gpu; \
+	.venv/bin/ftctl events -f & watching=$$!; \
+	.venv/bin/ftctl chaos run playbooks/gpu-xid-79.yaml --html build/demo-gpu.html
 
 test: setup
 	@.venv/bin/python -m pytest $(if $(JOBS),-n $(JOBS) --dist loadgroup) $(PYTEST_ARGS)
