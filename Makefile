@@ -1,6 +1,6 @@
 # make demo   set up, then run the main job: train, unplug, kill, drain, and show that it survives
 # make demo-gpu  the chain behind a lost (simulated) GPU: verdict, eviction, return; report in build/demo-gpu.html
-# make test   set up, then run the tests; JOBS=2: in two processes beside each other
+# make test   set up, then run the tests in two processes beside each other; JOBS=1: in one
 # make soak   the long tests: failures at every point of a step, storms over a lab; SOAK_SECONDS=1200, SOAK_SEED to repeat one
 # make chaos  all playbooks, each in a lab: JUnit XML, an HTML report and a summary in build/chaos; TAG=quick for some
 # make vm     faults that need netem, in a small virtual machine with Debian's kernel (qemu-system-x86, busybox-static)
@@ -53,8 +53,9 @@ demo-gpu: setup
 	.venv/bin/ftctl events -f & watching=$$!; \
 	.venv/bin/ftctl chaos run playbooks/gpu-xid-79.yaml --html build/demo-gpu.html
 
+JOBS ?= 2
 test: setup
-	@.venv/bin/python -m pytest $(if $(JOBS),-n $(JOBS) --dist loadgroup) $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadgroup) $(PYTEST_ARGS)
 
 # The long tests, which `make test` leaves out
 soak: setup

@@ -20,15 +20,15 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
 os.environ.setdefault("FTCTL_TIMEOUT", "30s")
 
 TESTS = Path(__file__).parent
-# What makes namespaces and links, or measures; one of those at a time when tests run beside each other.
-ONE_AT_A_TIME = ("agents", "bench", "lab", "native", "scenarios")
+# One process for these: a lab is most of the machine, and asserts that nothing of it is left there.
+ONE_AT_A_TIME = ("lab", "scenarios", "bench")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `make test JOBS=2`: what stays together in one process."""
+    """When tests run beside each other: what stays together in one process. The longest begins first."""
     if config.pluginmanager.hasplugin("xdist") and config.getoption("dist", "no") == "loadgroup":
-        for item in items:
-            place = item.path.relative_to(TESTS).parts
-            group = "machine" if place[0] in ONE_AT_A_TIME else "/".join(place)
-            item.add_marker(pytest.mark.xdist_group(group))
+        places = {item: item.path.relative_to(TESTS).parts for item in items}
+        items.sort(key=lambda item: places[item][0] not in ONE_AT_A_TIME)
+        for item, place in places.items():
+            item.add_marker(pytest.mark.xdist_group("machine" if place[0] in ONE_AT_A_TIME else "/".join(place)))

@@ -76,7 +76,7 @@ class LiveAgent:
             )
         self._pids.add(self.process.pid)
         if wait:
-            until(self._answers, f"the agent answers; its log: {self.text()}")
+            until(self._answers, f"the agent answers; its log: {self.text()}", 240)
             watchdog = self.get("/v1/node").json()["agent"]["watchdog_pid"]
             if watchdog:
                 self._pids.add(watchdog)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,11 +139,17 @@ def test_a_machine_without_the_library_says_so() -> None:
         monitor.close()
 
 
-def test_a_library_that_hangs_costs_the_fresh_reading_and_nothing_else() -> None:
-    code = f"import time; print('{ONE_GPU}', flush=True); input(); time.sleep(60)"
-    with monitored(code, deadline_s=3.0) as monitor:
+def test_a_library_that_hangs_costs_the_fresh_reading_and_nothing_else(tmp_path: Path) -> None:
+    code = f"""import os, time
+while not os.path.exists({str(tmp_path / "hang")!r}):
+    print('{ONE_GPU}', flush=True)
+    input()
+time.sleep(600)"""
+    with monitored(code, deadline_s=30.0) as monitor:  # it takes a busy machine a while to start the child
         until(lambda: bool(monitor.summary().devices), "the first reading")
         child = monitor._child
+        monitor._deadline_s = 0.5
+        (tmp_path / "hang").touch()
         until(lambda: "did not answer" in monitor.summary().note, "the hang is noticed")
         summary = monitor.summary()
         assert [gpu.uuid for gpu in summary.devices] == ["GPU-1"]

@@ -115,11 +115,12 @@ def test_what_an_old_driver_has_not_got_is_absent(tmp_path: Path) -> None:
 
 def test_a_call_that_hangs_is_a_verdict_and_slow_ones_are_not(tmp_path: Path) -> None:
     gpus = SimulatedGpus.create(tmp_path, "node0", 2)
-    with watched(gpus, deadline_s=5.0) as monitor:
+    with watched(gpus) as monitor:
         slow = gpus.hang("nvmlDeviceGetCount_v2", 0.1)
         time.sleep(0.3)
         assert monitor.summary().state is Health.HEALTHY
         gpus.restore(slow)
+        monitor._deadline_s = 1.0
         gpus.hang("nvmlDeviceGetTemperature", 600)
         until(lambda: "GPU probe hangs" in monitor.summary().note, "the verdict")
         assert monitor.summary().state is Health.UNKNOWN

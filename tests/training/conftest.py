@@ -69,7 +69,7 @@ class Job:
     ) -> None:
         self._arguments = [
             *("--job", "t", "--replicas", str(replicas), "--min-replicas", str(min_replicas)),
-            *("--profile", "lab", "--evict-after", "5s", "--suspect-after", "3s", "--recovery-wait", "20s"),
+            *("--profile", "lab", "--evict-after", "20s", "--suspect-after", "10s", "--recovery-wait", "20s"),
             *("--store", str(self.path / "store"), "--token-file", str(self.path / "token")),
             *("--operator-token-file", str(self.path / "operator")),
             *options,

@@ -25,6 +25,11 @@ def events(job: Job, kind: str, name: str) -> list[EventView]:
     return [event for event in found if (event.kind, event.object) == (kind, name)]
 
 
+def hung(job: Job, words: str) -> list[str]:
+    """What was said of r1 with these words. A busy machine may have it called so at other times as well."""
+    return [event.reason for event in events(job, "replica.hung", "r1") if words in event.reason]
+
+
 def status(job: Job) -> JobView:
     with job.operator() as operator:
         view = operator.request("status").job
@@ -38,11 +43,9 @@ def test_a_rank_that_holds_the_gil_is_hung_not_dead_and_one_that_writes_a_checkp
     troubles = (Trouble("checkpoint", 10, 2.5), Trouble("gil", 20, 4.0))
     job.start("r1", steps=40, step_ms=5, troubles=troubles)
     job.wait_step("r1", 12)
-    assert not events(job, "replica.hung", "r1"), job.logs()
-    until(lambda: events(job, "replica.hung", "r1"), job.logs)
-    (hung,) = events(job, "replica.hung", "r1")
-    assert "has produced 0 buckets of step 20 and then nothing" in hung.reason
-    assert "(phase forward)" in hung.reason
+    assert not hung(job, "phase checkpoint"), job.logs()
+    until(lambda: hung(job, "has produced 0 buckets of step 20 and then nothing"), job.logs)
+    assert "(phase forward)" in hung(job, "step 20 ")[0]
     job.wait_step("r1", 21)
     until(lambda: events(job, "replica.well", "r1"), job.logs)
     job.assert_finished("r0", "r1", "r2")
@@ -53,7 +56,7 @@ def test_a_rank_that_holds_the_gil_is_hung_not_dead_and_one_that_writes_a_checkp
 @pytest.fixture
 def ranks_socket(job: Job) -> Iterator[str]:
     """Of an agent of the job."""
-    job.coordinator(replicas=3, options=(*QUICK, "--evict-hung", "--evidence-wait", "20s"))
+    job.coordinator(replicas=3, options=(*QUICK, "--hung-after", "5s", "--evict-hung", "--evidence-wait", "60s"))
     with tempfile.TemporaryDirectory(prefix="ft-") as short:
         tokens = job.path / "tokens.yaml"
         tokens.touch(mode=0o600)
@@ -102,10 +105,8 @@ def test_a_checkpoint_that_takes_longer_than_its_budget_is_said(job: Job) -> Non
     job.coordinator(replicas=2, options=QUICK)
     job.start("r0", steps=30, step_ms=5)
     job.start("r1", steps=30, step_ms=5, troubles=(Trouble("checkpoint", 10, 4.0, budget=1.0),))
-    until(lambda: events(job, "replica.overdue", "r1"), job.logs)
-    assert "in phase checkpoint" in events(job, "replica.overdue", "r1")[0].reason
-    until(lambda: events(job, "replica.hung", "r1"), job.logs)
-    assert "longer than its budget" in events(job, "replica.hung", "r1")[0].reason
+    until(lambda: any("in phase checkpoint" in e.reason for e in events(job, "replica.overdue", "r1")), job.logs)
+    until(lambda: hung(job, "longer than its budget"), job.logs)
     job.assert_finished("r0", "r1")
 
 

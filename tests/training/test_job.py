@@ -243,7 +243,7 @@ def test_a_source_that_dies_while_followed_does_not_stop_the_shadow(job: Job) ->
 
 
 def test_a_replica_that_was_paused_and_evicted_comes_back_as_the_same_process_and_disturbs_nobody(job: Job) -> None:
-    job.coordinator(replicas=3, options=("--suspect-after", "0.5s", "--evict-after", "1s"))
+    job.coordinator(replicas=3, options=("--suspect-after", "2s", "--evict-after", "4s"))
     job.start("r0", "r1", "r2", steps=300, step_ms=10)
     job.wait_step("r0", 10)
     pid = job.replicas["r1"].pid

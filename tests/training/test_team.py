@@ -128,7 +128,7 @@ def test_a_drained_replica_leaves_with_all_its_ranks(job: Job) -> None:
 
 def test_a_frozen_rank_is_found_out_by_its_own_silence_and_its_replica_put_out(job: Job) -> None:
     """Rank 0 lives, speaks with the coordinator, and waits in a collective."""
-    job.coordinator(replicas=2, options=("--suspect-after", "1s", "--evict-after", "2s"))
+    job.coordinator(replicas=2, options=("--suspect-after", "2s", "--evict-after", "4s"))
     job.start_team("r0", "r1", steps=0, step_ms=20)
     job.wait_step("r0", 5)
     pid = job.replicas["r1/1"].pid

@@ -190,14 +190,14 @@ def test_the_receiver_closes_and_its_last_acknowledgement_is_lost(net: Net) -> N
 
 
 @pytest.mark.parametrize(
-    ("seed", "mode"),
+    ("seed", "mode", "outages"),
     [
-        (1, "backup"),
-        (2, "stripe"),
-        *(pytest.param(*more, marks=pytest.mark.soak) for more in ((3, "backup"), (4, "stripe"))),
+        (1, "backup", 6),
+        (2, "stripe", 6),
+        *(pytest.param(*more, 24, marks=pytest.mark.soak) for more in ((3, "backup"), (4, "stripe"))),
     ],
 )
-def test_anything_pulled_at_any_time_costs_no_byte(seed: int, mode: str) -> None:
+def test_anything_pulled_at_any_time_costs_no_byte(seed: int, mode: str, outages: int) -> None:
     dice = random.Random(seed)
     with Net(nodes=3) as net, Rig(net, n=3, FTAR_NET_OPTIONS=f"{QUICK},mode={mode}") as rig:
         for sender in range(3):
@@ -212,13 +212,13 @@ def test_anything_pulled_at_any_time_costs_no_byte(seed: int, mode: str) -> None
                         window=dice.choice([1, 8, 32]),
                     )
         rig.advance(5)
-        for _ in range(12):
+        for _ in range(outages):
             node, rail, other = dice.randrange(3), dice.randrange(2), dice.choice([1, 2])
             silent = dice.random() < 0.3
             net.outage(dice, node, rail, (node + other) % 3 if silent else None)
         rig.advance(5)
         before = [p.ask("resources") for p in rig.peers]
-        for _ in range(3):
+        for _ in range(2):
             net.link(0, 0, "down")
             rig.advance(3)
             net.link(0, 0, "up")
