@@ -56,6 +56,7 @@ from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.nics import NicMonitor
 from agents.monitors.nvml_child import XidSeen
 from agents.monitors.poller import Poller
+from agents.monitors.rdma import RdmaMonitor
 from agents.monitors.xids import XidDesk
 from agents.node import Parts
 from agents.policy.book import PolicyBook
@@ -197,7 +198,8 @@ class _Daemon:
             self._supervisor.held = self._held
         parts = Parts(settings.node, self._injector, self._supervisor, self._registry, health)
         nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
-        self._poller = Poller(parts, nics, self._gpus, settings.poll_s, emit)
+        rdma = RdmaMonitor(machine.sysfs, settings.state_dir / "rdma.json")
+        self._poller = Poller(parts, nics, self._gpus, rdma, poll_s=settings.poll_s, emit=emit)
         self._links = LinkPoller(parts, settings.poll_s, emit)
         evidence = Evidence(parts)
         grace_s = settings.supervision.grace_s

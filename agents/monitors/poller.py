@@ -17,6 +17,7 @@ from agents.host.errors import HostError
 from agents.monitors.gpus import GpuMonitor
 from agents.monitors.nics import Judgement, NicMonitor, observed
 from agents.monitors.processes import ProcessMonitor
+from agents.monitors.rdma import RdmaMonitor
 from agents.node import Parts
 
 Emit = Callable[..., None]
@@ -35,8 +36,11 @@ class Snapshot:
 
 
 class Poller:
-    def __init__(self, parts: Parts, nics: NicMonitor, gpus: GpuMonitor, poll_s: float, emit: Emit) -> None:
+    def __init__(
+        self, parts: Parts, nics: NicMonitor, gpus: GpuMonitor, rdma: RdmaMonitor, *, poll_s: float, emit: Emit
+    ) -> None:
         self._parts = parts
+        self._rdma = rdma
         self._nics = nics
         self._gpus = gpus
         self._processes = ProcessMonitor()
@@ -93,6 +97,7 @@ class Poller:
             seen = [observed(view, judgement, faults.get(view.name, "")) for view, judgement in nics]
             self._parts.health.see("nics", seen)
         self._parts.health.monitor("nics", ok=not trouble, note=trouble)
+        self._parts.health.see("rdma", self._rdma.read(time.monotonic(), time.time()))
         gpus = self._gpus.summary()
         self._parts.health.see("gpus", self._gpus.observed(self._parts.faults_by_gpu()))
         self._parts.health.monitor("gpus", ok=not gpus.note, note=gpus.note)
