@@ -99,6 +99,7 @@ def agent_config(
         "tokens_file": str(credentials.agents),
         "rails": [rail.name for rail in node.rails],
         "management_nic": node.management.name,
+        "kernel_log": None,  # there is one for the whole machine, whose GPUs are no lab's
     }
     if options.gpus:
         config["simulated_gpus"] = {"count": options.gpus, "profile": options.gpu_profile}
