@@ -17,7 +17,7 @@ Emit = Callable[[str, str, str], None]
 class Cordon:
     """Thread-safe. `emit(kind, object, reason)` hears node.cordoned and node.uncordoned."""
 
-    def __init__(self, path: Path, node: str, emit: Emit, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None, node: str, emit: Emit, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._node = node
         self._emit = emit

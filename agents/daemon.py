@@ -84,10 +84,15 @@ class DaemonProblem(Exception):
 
 
 def main() -> None:
-    options = _options()
+    parser = _parser()
+    options = parser.parse_args()
     os.umask(0o077)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="ft-agent: %(message)s")
     try:
+        if options.simulate is not None:
+            sys.exit(_simulate(parser, options))
+        if options.config is None or options.inventory is not None:
+            parser.error("--config FILE is needed, or --simulate N --inventory FILE")
         sys.exit(_run(options))
     except (SettingsProblem, PolicyProblem, XidTableProblem, tokens.TokensProblem, ServerProblem) as error:
         _fail(str(error), USAGE)
@@ -101,17 +106,35 @@ def main() -> None:
         sys.exit(130)
 
 
-def _options() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ft-agent",
         description="The per-node agent: watches NICs, GPUs and replicas, injects faults and always takes them back.",
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the agent's configuration (YAML)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's configuration (YAML)")
     parser.add_argument("--allow-faults", action="store_true", help="allow fault injection on this node")
     parser.add_argument(
         "--stop-replicas", action="store_true", help="when the agent ends, end the replicas that it supervises too"
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--simulate", type=int, metavar="N", help="instead: serve N agents of nodes that exist only in memory"
+    )
+    parser.add_argument(
+        "--inventory", type=Path, metavar="FILE", help="with --simulate: the file to write for ftctl --inventory"
+    )
+    return parser
+
+
+def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from agents.simulated.fleet import Fleet, FleetProblem
+
+    if options.inventory is None or options.config is not None or options.allow_faults or options.stop_replicas:
+        parser.error("--simulate N wants --inventory FILE, and no other option")
+    try:
+        Fleet(options.simulate, options.inventory).run()
+    except FleetProblem as error:
+        raise DaemonProblem(str(error), USAGE) from None
+    return 0
 
 
 def _fail(text: str, code: int) -> None:

@@ -29,9 +29,9 @@ FLUSH_S = 2.0
 
 
 class EventLog:
-    """Thread-safe."""
+    """Thread-safe. Without a path (a simulated node) events are in memory only, and no thread is started."""
 
-    def __init__(self, path: Path, node: str) -> None:
+    def __init__(self, path: Path | None, node: str) -> None:
         self._node = node
         self._boot = secrets.token_hex(6)
         self._changed = threading.Condition()
@@ -40,9 +40,11 @@ class EventLog:
         self._unwritten: deque[EventRecord] = deque(maxlen=UNWRITTEN)
         self._last = 0
         self._ending = False
-        self._file = _EventFile(path)
-        self._writer = threading.Thread(target=self._write, name="events", daemon=True)
-        self._writer.start()
+        self._writer: threading.Thread | None = None
+        if path is not None:
+            file = _EventFile(path)
+            self._writer = threading.Thread(target=self._write, args=(file,), name="events", daemon=True)
+            self._writer.start()
 
     @property
     def last(self) -> int:
@@ -84,7 +86,8 @@ class EventLog:
                 evidence=evidence[:MAX_TEXT],
             )
             self._events.append(event)
-            self._unwritten.append(event)
+            if self._writer is not None:
+                self._unwritten.append(event)
             self._changed.notify_all()
             listeners = list(self._listeners)
         for listener in listeners:
@@ -111,9 +114,10 @@ class EventLog:
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-        self._writer.join(FLUSH_S)
+        if self._writer is not None:
+            self._writer.join(FLUSH_S)
 
-    def _write(self) -> None:
+    def _write(self, file: _EventFile) -> None:
         while True:
             with self._changed:
                 while not self._unwritten and not self._ending:
@@ -122,7 +126,7 @@ class EventLog:
                     return
                 event = self._unwritten.popleft()
             _log(f"{event.kind} {event.object}: {event.reason}")
-            self._file.write(event)
+            file.write(event)
 
 
 class _EventFile:

@@ -20,7 +20,7 @@ Emit = Callable[[str, str, str], None]
 class Halt:
     """`emit(kind, object, reason)` hears faults.halted and faults.allowed. `hold` never blocks."""
 
-    def __init__(self, path: Path, node: str, emit: Emit, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None, node: str, emit: Emit, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._node = node
         self._emit = emit

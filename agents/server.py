@@ -21,6 +21,7 @@ from pathlib import Path
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agents.recovery.sockets import PATH_LIMIT, listen_unix
@@ -116,9 +117,9 @@ class Listeners:
         """Until `stop` is set, and then until running requests are answered (at most SHUTDOWN_S)."""
         servers = []
         if self._tcp is not None:
-            servers.append((self._server(app, tls=self._settings.tls_cert is not None), self._tcp))
+            servers.append((server_for(app, self._settings, tls=self._settings.tls_cert is not None), self._tcp))
         if self._unix is not None:
-            servers.append((self._server(app, tls=False), self._unix))
+            servers.append((server_for(app, self._settings, tls=False), self._unix))
         running = [asyncio.create_task(server.serve(sockets=[sock])) for server, sock in servers]
         await stop.wait()
         for server, _sock in servers:
@@ -133,28 +134,29 @@ class Listeners:
             with contextlib.suppress(OSError):
                 self._settings.unix_socket.unlink()
 
-    def _server(self, app: FastAPI, *, tls: bool) -> _Server:
-        settings = self._settings
-        return _Server(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                http=BoundedHttp,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                limit_concurrency=CONCURRENCY,
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=SHUTDOWN_S,
-                ssl_certfile=str(settings.tls_cert) if tls and settings.tls_cert else None,
-                ssl_keyfile=str(settings.tls_key) if tls and settings.tls_key else None,
-            )
+
+def server_for(app: ASGIApp, settings: AgentSettings, *, tls: bool) -> _Server:
+    """Serves one listening socket, until its `stop` is called."""
+    return _Server(
+        uvicorn.Config(
+            app,
+            loop="asyncio",
+            http=BoundedHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=CONCURRENCY,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=SHUTDOWN_S,
+            ssl_certfile=str(settings.tls_cert) if tls and settings.tls_cert else None,
+            ssl_keyfile=str(settings.tls_key) if tls and settings.tls_key else None,
         )
+    )
 
 
 def _listen_unix(path: Path) -> socket.socket:

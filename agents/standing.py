@@ -1,7 +1,7 @@
 """What an operator ordered of a node and has not taken back: who, why and since when, in a small file.
 
 A record that cannot be read counts as an order: asking once whether it is still meant costs less than doing what
-somebody forbade.
+somebody forbade. Without a path (a simulated node) nothing is on disk, and the order ends with its process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def one_line(reason: str) -> str:
     return " ".join(reason.split())[:MAX_REASON]
 
 
-def read(path: Path, made: Made[Order_co]) -> Order_co | None:
+def read(path: Path | None, made: Made[Order_co]) -> Order_co | None:
+    if path is None:
+        return None
     try:
         with path.open("rb") as file:
             record = msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=_Record)
@@ -49,14 +51,18 @@ def read(path: Path, made: Made[Order_co]) -> Order_co | None:
     return made(by=record.by, reason=record.reason, since=record.since)
 
 
-def write(path: Path, by: str, reason: str, since: float) -> None:
+def write(path: Path | None, by: str, reason: str, since: float) -> None:
     """On disk when it returns. Raises OSError."""
+    if path is None:
+        return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_record(path, _Record(by, reason, since))
 
 
-def remove(path: Path) -> None:
+def remove(path: Path | None) -> None:
     """Gone from the disk when it returns. Raises OSError."""
+    if path is None:
+        return
     path.unlink(missing_ok=True)
     handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -12,7 +12,7 @@ from agents.api.models import (
     NodeView,
     ProblemView,
 )
-from agents.faults.catalog import CATALOG, AnyFault
+from agents.faults.catalog import AnyFault
 from agents.health import views as verdict_views
 from agents.http.context import VERSION, Agent
 from agents.injection.control import FaultControl
@@ -69,7 +69,8 @@ def fault_spec(fault: AnyFault, unsupported: str) -> FaultSpec:
 
 
 def fault_specs(agent: Agent) -> list[FaultSpec]:
-    return [fault_spec(fault, agent.parts.injector.unsupported(fault)) for fault in CATALOG.values()]
+    injector = agent.parts.injector
+    return [fault_spec(fault, injector.unsupported(fault)) for fault in agent.catalog.values()]
 
 
 def recent_faults(agent: Agent) -> list[FaultView]:

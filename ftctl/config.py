@@ -21,6 +21,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -74,11 +75,14 @@ class Inventory:
     ca_file: Path | None = None
     environment: str = ""  # lab, staging, production ...: playbooks say where they may run
 
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
     def node(self, name: str) -> Node:
         """The node of this name. Raises UsageProblem."""
-        for node in self.nodes:
-            if node.name == name:
-                return node
+        if name in self._by_name:
+            return self._by_name[name]
         every = [node.name for node in self.nodes]
         near = nearest.names(name, every)
         known = f"nearest: {', '.join(near)}" if near else f"it has {_some(every)}"
@@ -206,16 +210,16 @@ def _build(loaded: _Loaded, token_file: Path | None) -> Inventory:
         raise loaded.problem("an inventory needs `job`, the name of the training job")
     if not valid_name(content.job):
         raise loaded.problem(f"{content.job!r} cannot be a job's name (1 to 63 of a-z 0-9 . _ -)", "job")
-    nodes: list[Node] = []
+    nodes: dict[str, Node] = {}
     for index, entry in enumerate(content.nodes):
         if not valid_name(entry.name):
             raise loaded.problem(
                 f"{entry.name!r} cannot be a node's name (1 to 63 of a-z 0-9 . _ -)", "nodes", index, "name"
             )
-        if any(node.name == entry.name for node in nodes):
+        if entry.name in nodes:
             raise loaded.problem(f"node {entry.name} is named twice", "nodes", index, "name")
         try:
-            nodes.append(parse_node(entry.name, entry.url, loaded.path.parent))
+            nodes[entry.name] = parse_node(entry.name, entry.url, loaded.path.parent)
         except ValueError as error:
             raise loaded.problem(str(error), "nodes", index, "url") from None
     token_path = token_file or (loaded.relative(content.token_file) if content.token_file else None)
@@ -229,7 +233,7 @@ def _build(loaded: _Loaded, token_file: Path | None) -> Inventory:
         raise loaded.problem(
             f"{environment!r} cannot be an environment's name (1 to 63 of a-z 0-9 . _ -)", "environment"
         )
-    return Inventory(str(loaded.path), content.job, tuple(nodes), _token(token_path), ca_file, environment)
+    return Inventory(str(loaded.path), content.job, tuple(nodes.values()), _token(token_path), ca_file, environment)
 
 
 def parse_node(name: str, url: str, relative_to: Path) -> Node:

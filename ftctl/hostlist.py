@@ -8,6 +8,7 @@ an error message and not a full memory.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MAX_NAMES = 65536
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?\Z", re.ASCII)
@@ -28,6 +29,30 @@ def expand(text: str) -> list[str]:
     if not names:
         raise HostlistError(f"{text!r}: no names in it")
     return list(names)
+
+
+def fold(names: Iterable[str]) -> str:
+    """The other way: node0 node1 node2 mgmt is `node[0-2],mgmt`. Names that differ in their last number share brackets
+    where it has as many digits in each."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for name in names:
+        digits = name[len(name.rstrip("0123456789")) :][-9:]
+        groups.setdefault((name[: len(name) - len(digits)], len(digits)), []).append(int(digits or 0))
+    return ",".join(_fold_one(stem, width, numbers) for (stem, width), numbers in groups.items())
+
+
+def _fold_one(stem: str, width: int, numbers: list[int]) -> str:
+    if not width:
+        return stem
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    words = [f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in ranges]
+    single = len(words) == 1 and "-" not in words[0]
+    return stem + (words[0] if single else f"[{','.join(words)}]")
 
 
 def _split(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def read_tree(path: Path, *, max_bytes: int, what: str, aliases: bool = True) ->
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise UsageProblem(str(path), "not UTF-8 text") from None
+    if (quick := _json(text)) is not None:
+        return quick
     try:
         if not aliases:
             _no_bombs(path, text)
@@ -46,6 +49,32 @@ def read_tree(path: Path, *, max_bytes: int, what: str, aliases: bool = True) ->
             f"{path}:1", f"a mapping is expected, as {'an' if what[0] in 'aeiou' else 'a'} {what} has it"
         )
     return tree
+
+
+def _json(text: str) -> JsonTree | None:
+    """A file in JSON, which is YAML too, and read in a hundredth of the time; None if it is none."""
+    if not text.startswith("{"):
+        return None
+    try:
+        tree = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        return None  # the YAML reader says what is wrong, and where
+    found = JsonTree(tree)
+    found.text = text
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+class JsonTree(dict[Any, Any]):
+    """As it was read, and its text: only a complaint needs to know lines."""
+
+    text: str = ""
 
 
 def _no_bombs(path: Path, text: str) -> None:
@@ -68,6 +97,8 @@ def _no_bombs(path: Path, text: str) -> None:
 def line_of(tree: Any, where: tuple[str | int, ...]) -> int:
     """The line (from 1) of a key in the tree, or of its nearest parent that exists."""
     line = 1
+    if isinstance(tree, JsonTree):
+        tree = YAML(typ="rt").load(tree.text)
     for part in where:
         try:
             line = tree.lc.data[part][0] + 1

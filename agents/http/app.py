@@ -27,7 +27,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(agent: Agent) -> FastAPI:
+def make_app(agent: Agent | None) -> FastAPI:
+    """None: every request says in its scope which agent it is for (auth.AGENT)."""
     # The documentation pages load scripts from elsewhere; the contract itself is at /openapi.json, behind a token.
     app = FastAPI(title="ftctl agent", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.agent = agent

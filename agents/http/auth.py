@@ -13,11 +13,12 @@ from agents.http.context import Agent
 from agents.problems import ApiProblem
 from agents.tokens import Principal
 
+AGENT = "ftctl.agent"  # in a request's scope, where one application serves several agents
 _bearer = HTTPBearer(auto_error=False, description="A token of the agent's tokens_file")
 
 
 async def this_agent(request: Request) -> Agent:
-    agent: Agent = request.app.state.agent
+    agent: Agent = request.scope.get(AGENT, request.app.state.agent)
     return agent
 
 

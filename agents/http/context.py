@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from agents.api.models import JobState
+from agents.api.models import GpuSummary, JobState, LinkProcessView, LinkRow
 from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
+from agents.faults.catalog import CATALOG, AnyFault
 from agents.halt import Halt
 from agents.health.foreign import Foreigners
 from agents.host.errors import HostError
-from agents.injection.kennel import Kennel
 from agents.job import JobRelay
-from agents.monitors.gpus import GpuMonitor
-from agents.monitors.linkpoller import LinkPoller
+from agents.monitors.links import Counters
 from agents.monitors.poller import Poller
 from agents.node import Parts
 from agents.policy.runner import PolicyRunner
@@ -53,16 +52,17 @@ WAITING = 64  # calls queued or running a pool, before new ones are turned away
 class Pool:
     """Threads for one kind of blocking call."""
 
-    def __init__(self, name: str, deadline_s: float) -> None:
+    def __init__(self, name: str, deadline_s: float, threads: int = POOL, waiting: int = WAITING) -> None:
         self._name = name
         self._deadline_s = deadline_s
-        self._threads = ThreadPoolExecutor(POOL, thread_name_prefix=name)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._most = waiting
         self._waiting = 0
 
     async def call(self, thing: str, late_code: str, function: Callable[..., T], *args: object, **kwargs: object) -> T:
         """The function's result. Raises what it raises, and ApiProblem `late_code` if it takes too long: it goes on
         behind, so whether it happened is not known."""
-        if self._waiting >= WAITING:
+        if self._waiting >= self._most:
             raise ApiProblem("failed", thing, f"{self._waiting} requests of this kind are waiting", "try again later")
         self._waiting += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
@@ -95,6 +95,22 @@ class SharedRead(Generic[T]):
         return await asyncio.shield(self._running)
 
 
+class Gpus(Protocol):
+    def summary(self) -> GpuSummary: ...
+
+
+class Links(Protocol):
+    def views(self) -> list[LinkProcessView]: ...
+    def counters(self) -> Counters: ...
+    def rows(self, *, pid: int | None, rail: str, state: str, each: bool) -> list[LinkRow]: ...
+
+
+class Watchdogs(Protocol):
+    @property
+    def pid(self) -> int | None: ...
+    def start(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Agent:
     """The running agent. `faults` is whether they are allowed here."""
@@ -105,8 +121,8 @@ class Agent:
     tokens: Tokens
     events: EventLog
     poller: Poller
-    gpus: GpuMonitor
-    links: LinkPoller
+    gpus: Gpus
+    links: Links
     relay: JobRelay
     replicas: ReplicaActions
     cordon: Cordon
@@ -114,8 +130,9 @@ class Agent:
     evidence: Evidence
     foreigners: Foreigners
     policy: PolicyRunner
-    kennel: Kennel
+    kennel: Watchdogs
     pid: int
+    catalog: Mapping[str, AnyFault] = field(default_factory=lambda: CATALOG)
     started_at: float = field(default_factory=time.monotonic)
     fault_pool: Pool = field(default_factory=lambda: Pool("faults", 18.0))
     evidence_pool: Pool = field(default_factory=lambda: Pool("evidence", 15.0))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from agents.api.models import NicView, ProcessView
+from agents.api.models import GpuSummary, NicView, ProcessView
+from agents.health.signals import Observed
 from agents.host.errors import HostError
-from agents.monitors.gpus import GpuMonitor
 from agents.monitors.nics import Judgement, NicMonitor, observed
 from agents.monitors.processes import ProcessMonitor
 from agents.monitors.rdma import RdmaMonitor
@@ -35,9 +36,16 @@ class Snapshot:
     trouble: str = ""
 
 
+class GpuSource(Protocol):
+    """What a GpuMonitor knows, without asking anybody."""
+
+    def summary(self) -> GpuSummary: ...
+    def observed(self, faults: Mapping[int, str]) -> list[Observed]: ...
+
+
 class Poller:
     def __init__(
-        self, parts: Parts, nics: NicMonitor, gpus: GpuMonitor, rdma: RdmaMonitor, *, poll_s: float, emit: Emit
+        self, parts: Parts, nics: NicMonitor, gpus: GpuSource, rdma: RdmaMonitor, *, poll_s: float, emit: Emit
     ) -> None:
         self._parts = parts
         self._rdma = rdma

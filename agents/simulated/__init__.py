@@ -1,1 +1,1 @@
-"""A GPU library without GPUs (nvml.cpp); agents/host/simgpus.py writes its state."""
+"""Machines that are not there: GPUs behind a library of ours (nvml.cpp), and whole nodes in memory (fleet.py)."""

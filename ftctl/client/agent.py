@@ -23,6 +23,7 @@ from agents.api.evidence import StacksAnswer, StacksRequest
 from agents.api.halt import HaltAnswer, HaltRequest
 from agents.api.health import ClearAnswer, ClearRequest, HealthAnswer
 from agents.api.models import (
+    DEFAULT_PORT,
     ERROR_CODES,
     ActionAnswer,
     Alive,
@@ -40,6 +41,7 @@ from agents.api.models import (
     SupervisionAction,
 )
 from agents.api.policy import ModeAnswer, ModeRequest, PolicyAnswer
+from ftctl.client.transport import STARTED, AgentTransport
 from ftctl.config import Inventory, Node
 from ftctl.context import World
 from ftctl.durations import show
@@ -209,7 +211,7 @@ class AgentClient:
 
         async def trace(event: str, _info: Mapping[str, Any]) -> None:
             nonlocal sent
-            sent = sent or event.endswith("send_request_headers.started")
+            sent = sent or event == STARTED
 
         headers = {"content-type": "application/json"} if content else {}
         request = self._http.build_request(
@@ -294,15 +296,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:2000])
 
 
-def open_http(world: World, inventory: Inventory, node: Node, context: ssl.SSLContext | None) -> httpx.AsyncClient:
-    """The HTTP client for one agent. `context` is needed for https only."""
+def open_http(
+    world: World, inventory: Inventory, node: Node, context: ssl.SSLContext | None, *, keep: bool = True
+) -> httpx.AsyncClient:
+    """The HTTP client for one agent. `context` is needed for https only; `keep` connections for the next request."""
     transport = world.transport(node.url)
     if transport is None:
-        limits = httpx.Limits(max_connections=4, max_keepalive_connections=2)
-        if node.socket is not None:
-            transport = httpx.AsyncHTTPTransport(uds=str(node.socket), verify=_no_tls(), limits=limits)
-        else:
-            transport = httpx.AsyncHTTPTransport(verify=context or _no_tls(), limits=limits)
+        url = httpx.URL(node.base_url)
+        transport = AgentTransport(
+            socket=str(node.socket) if node.socket is not None else None,
+            host=url.host,
+            port=url.port or DEFAULT_PORT,
+            context=context if url.scheme == "https" and node.socket is None else None,
+            keep=keep,
+        )
     return httpx.AsyncClient(
         transport=transport,
         base_url=node.base_url,
@@ -311,12 +318,6 @@ def open_http(world: World, inventory: Inventory, node: Node, context: ssl.SSLCo
         trust_env=False,
         timeout=None,  # noqa: S113 - every call has its deadline in _call
     )
-
-
-@lru_cache(maxsize=1)
-def _no_tls() -> ssl.SSLContext:
-    """httpx wants a context even where no TLS is spoken; one that trusts nobody costs nothing to make."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def tls_context(inventory: Inventory) -> ssl.SSLContext | None:

@@ -8,6 +8,7 @@ as soon as one fails or is slow, because which agent is alive is exactly what is
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,13 +20,17 @@ from ftctl import nearest
 from ftctl.client.agent import AgentClient, open_http, tls_context
 from ftctl.config import Flags, Inventory, load
 from ftctl.context import World
+from ftctl.durations import show
 from ftctl.errors import AgentRefused, AgentUnreachable, CliError, UsageProblem
 from ftctl.exit_codes import ExitCode
 from ftctl.options import OutputFormat
 
 T = TypeVar("T")
 
-MAX_CONCURRENT = 256  # open connections at once; enough to ask 1,000 agents in a few round trips
+MAX_CONCURRENT = 256  # agents asked at once; enough to ask 1,000 of them in a few round trips
+PATIENCE_S = 0.3  # after this long an agent that has not answered is waited for beside those whose turn it is then
+KEPT = 256  # with more agents than that, connections are not kept for the next request
+FILES = 64  # descriptors for all but the agents
 HEDGE_S = 0.3  # an agent answers in milliseconds; after this long the next one is asked as well
 JOB_TRIES = 4  # how many agents are asked for the job: a dead coordinator is dead for all of them
 
@@ -129,7 +134,8 @@ class Agents:
         self.timeout_s = timeout_s
         self._clients: dict[str, AgentClient] = {}
         self._stack = AsyncExitStack()
-        self._tickets = asyncio.Semaphore(MAX_CONCURRENT)
+        self._turns = asyncio.Semaphore(MAX_CONCURRENT)
+        self._files = asyncio.Semaphore(_files_for(len(inventory.nodes)))
         self._tls = tls_context(inventory)
 
     async def __aenter__(self) -> Agents:
@@ -143,25 +149,48 @@ class Agents:
         """Raises UsageProblem when the inventory has no such node."""
         if node not in self._clients:
             entry = self.inventory.node(node)
-            http = await self._stack.enter_async_context(open_http(self.world, self.inventory, entry, self._tls))
+            keep = len(self.inventory.nodes) <= KEPT
+            http = await self._stack.enter_async_context(
+                open_http(self.world, self.inventory, entry, self._tls, keep=keep)
+            )
             self._clients[node] = AgentClient(entry, http, self.timeout_s)
         return self._clients[node]
 
     async def each(
-        self, ask: Callable[[AgentClient], Awaitable[T]], nodes: Iterable[str] | None = None
+        self,
+        ask: Callable[[AgentClient], Awaitable[T]],
+        nodes: Iterable[str] | None = None,
+        *,
+        within_s: float | None = None,
     ) -> dict[str, T | CliError]:
-        """Ask several agents (all by default) at the same time. The answers keep the inventory's order."""
+        """Ask several agents (all by default) at the same time. The answers keep the inventory's order.
+
+        An agent that is silent does not use up the turns of the others, however many of them there are. `within_s`: one
+        deadline for all of them together; who has not answered then is an error.
+        """
         names = list(nodes) if nodes is not None else [node.name for node in self.inventory.nodes]
+        patience_s = PATIENCE_S
+        if within_s is not None:  # so that everybody is asked in the first half
+            patience_s = min(patience_s, within_s / 2 / (1 + len(names) // MAX_CONCURRENT))
 
         async def one(name: str) -> T | CliError:
             try:
                 client = await self.client(name)
-                async with self._tickets:
+                async with self._files, _Turn(self._turns, patience_s):
                     return await ask(client)
             except CliError as error:
                 return error
 
-        return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+        tasks = {name: asyncio.create_task(one(name)) for name in names}
+        try:
+            if tasks:
+                await asyncio.wait(tasks.values(), timeout=within_s)
+        finally:
+            late = [task for task in tasks.values() if not task.done()]
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        return {name: _late(name, within_s) if task.cancelled() else task.result() for name, task in tasks.items()}
 
     async def any_agent(
         self, ask: Callable[[AgentClient], Awaitable[T]], prefer: Iterable[str] = (), *, only_preferred: bool = False
@@ -247,6 +276,46 @@ class Agents:
         known = [node.name for node in self.inventory.nodes]
         first = [name for name in dict.fromkeys(prefer) if name in known]
         return first if only_preferred else first + [name for name in known if name not in first]
+
+
+class _Turn:
+    """One of the turns; after `patience_s` it is somebody else's, and we go on beside."""
+
+    def __init__(self, turns: asyncio.Semaphore, patience_s: float) -> None:
+        self._turns = turns
+        self._patience_s = patience_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        await self._turns.acquire()
+        self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._give_back)
+
+    async def __aexit__(self, *_exc: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._timer = None
+        self._turns.release()
+
+
+def _late(name: str, within_s: float | None) -> AgentUnreachable:
+    reason = f"no answer within {show(within_s or 0.0)}, the time for all agents together"
+    return AgentUnreachable(name, reason, hint="give it longer with --timeout", indefinite=True)
+
+
+def _files_for(agents: int) -> int:
+    """How many connections may be open at once; the limit of this process is raised where it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = agents + FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        except (OSError, ValueError):
+            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, wanted - FILES if soft == resource.RLIM_INFINITY else min(agents, soft - FILES))
 
 
 def _most_telling(errors: list[CliError]) -> CliError:

@@ -10,8 +10,11 @@ from ftctl.exit_codes import ExitCode
 from ftctl.options import plain_app, with_cluster, with_flags
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from ftctl.client.cluster import Agents, Cluster
     from ftctl.config import Flags
+    from ftctl.errors import CliError
 
 app = plain_app()
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why (required); shown in the status.")]
@@ -67,6 +70,7 @@ def _everywhere(cluster: Cluster, verb: str, reason: str, node: str | None) -> E
     from ftctl.client.selection import nodes_named
     from ftctl.errors import CliError, UsageProblem
     from ftctl.exit_codes import most_urgent
+    from ftctl.hostlist import fold
     from ftctl.render import document, tables
     from ftctl.render.status import fault_table
 
@@ -76,7 +80,7 @@ def _everywhere(cluster: Cluster, verb: str, reason: str, node: str | None) -> E
     wish = HaltRequest(reason=reason)
 
     async def ask(agents: Agents) -> dict[str, HaltAnswer | CliError]:
-        return await agents.each(lambda client: client.halt(verb, wish), chosen)
+        return await agents.each(lambda client: client.halt(verb, wish), chosen, within_s=agents.timeout_s)
 
     answers = cluster.run(ask)
     done = {name: answer for name, answer in answers.items() if isinstance(answer, HaltAnswer)}
@@ -109,15 +113,27 @@ def _everywhere(cluster: Cluster, verb: str, reason: str, node: str | None) -> E
         cluster.world.say(f"faults are {verb}ed on {len(done)} of {len(answers)} nodes{rest}")
         if verb == "halt" and done:
             cluster.world.say("allow them again with: ftctl faults allow --reason TEXT")
-    for name, error in failed.items():
-        cluster.world.say(f"error: not {verb}ed on {name}, as far as is known: {error}")
+    for line in _not_reached(failed):
+        cluster.world.say(f"error: not {verb}ed on {line}")
     if failed:
-        cluster.world.say(f"next:  ftctl faults {verb} --node {','.join(failed)} --reason TEXT   # no harm if repeated")
+        cluster.world.say(f"next:  ftctl faults {verb} --node {fold(failed)} --reason TEXT   # no harm if repeated")
     for problem in stuck:
         cluster.world.say(f"error: {problem}")
         if problem.hint:
             cluster.world.say(f"next:  {problem.hint}")
     return most_urgent(error.code for error in [*stuck, *failed.values()])
+
+
+def _not_reached(failed: Mapping[str, CliError]) -> Iterator[str]:
+    """All of them by name, those with one reason in one line."""
+    from ftctl.hostlist import fold
+
+    reasons: dict[str, list[str]] = {}
+    for name, error in failed.items():
+        reasons.setdefault(error.reason, []).append(name)
+    for reason, names in reasons.items():
+        count = f" ({len(names)} nodes)" if len(names) > 1 else ""
+        yield f"{fold(names)}{count}, as far as is known: {reason if count else failed[names[0]]}"
 
 
 def _list(cluster: Cluster, every: bool, node: str | None) -> ExitCode:
