@@ -23,6 +23,7 @@ from pathlib import Path
 from agents import tokens
 from agents.api.policyfile import PolicyProblem
 from agents.api.policyfile import read as read_policy
+from agents.audit import AuditLog
 from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
@@ -263,6 +264,7 @@ class _Daemon:
             foreigners=foreigners,
             kennel=self._kennel,
             pid=os.getpid(),
+            audit=AuditLog(settings.state_dir / "audit.jsonl"),
         )
 
     def _xid_fault(self, gpu: int) -> str:

@@ -50,6 +50,7 @@ COMMANDS: dict[str, Lazy] = {
     ),
     "events": Lazy("ftctl.commands.events", "Show what happened, from all agents and the coordinator."),
     "inject": Lazy("ftctl.commands.inject", "Inject a fault that takes itself back."),
+    "audit": Lazy("ftctl.commands.audit", "Show who asked for which change, from where, why, and what came of it."),
     "faults": Lazy("ftctl.commands.faults", "List faults: their state, time left and owner."),
     "revert": Lazy("ftctl.commands.revert", "Take faults back now."),
     "policy": Lazy("ftctl.commands.policy", "Show, check and switch what agents do about verdicts."),

@@ -15,6 +15,7 @@ Every error, whatever the status, is an ErrorBody. `Authorization: Bearer TOKEN`
 | GET /v1/links?pid=P&rail=R&state=S&each=BOOL&limit=N | viewer | | LinksAnswer |
 | GET /v1/fault-kinds | viewer | | list[FaultSpec] |
 | GET /v1/faults | viewer | | list[FaultView] (open ones, and those reverted in the last hour) |
+| GET /v1/audit?since=UNIX&limit=N | viewer | | AuditAnswer (audit.py) |
 | POST /v1/faults/halt, allow | operator | HaltRequest (halt.py) | HaltAnswer |
 | POST /v1/faults | chaos | InjectRequest | FaultView |
 | GET /v1/faults/{id} | viewer | | FaultView |

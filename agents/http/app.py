@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from agents.api.models import ErrorBody
 from agents.http import (
+    audited,
     cordon_routes,
     errors,
     evidence_routes,
@@ -18,6 +19,7 @@ from agents.http import (
     node_routes,
     policy_routes,
 )
+from agents.http.audited import Audited
 from agents.http.context import VERSION, Agent
 from agents.http.limits import BodyLimit
 
@@ -34,6 +36,7 @@ def make_app(agent: Agent | None) -> FastAPI:
     app.state.agent = agent
     errors.install(app)
     for routes in (
+        audited,
         node_routes,
         health_routes,
         cordon_routes,
@@ -44,5 +47,6 @@ def make_app(agent: Agent | None) -> FastAPI:
         policy_routes,
     ):
         app.include_router(routes.router, responses=ERRORS)
+    app.add_middleware(Audited)
     app.add_middleware(BodyLimit)
     return app

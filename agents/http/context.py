@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Generic, Protocol, TypeVar
 
 from agents.api.models import GpuSummary, JobState, LinkProcessView, LinkRow
+from agents.audit import AuditLog
 from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
@@ -132,9 +133,11 @@ class Agent:
     policy: PolicyRunner
     kennel: Watchdogs
     pid: int
+    audit: AuditLog
     catalog: Mapping[str, AnyFault] = field(default_factory=lambda: CATALOG)
     started_at: float = field(default_factory=time.monotonic)
     fault_pool: Pool = field(default_factory=lambda: Pool("faults", 18.0))
+    audit_pool: Pool = field(default_factory=lambda: Pool("audit", 5.0, 2, 256))
     evidence_pool: Pool = field(default_factory=lambda: Pool("evidence", 15.0))
     job_reads: SharedRead[JobState] = field(default_factory=SharedRead)
     account_reads: SharedRead[AccountView | None] = field(default_factory=SharedRead)
@@ -151,4 +154,5 @@ class Agent:
         self.fault_pool.close()
         self.job_pool.close()
         self.evidence_pool.close()
+        self.audit_pool.close()
         self.relay.close()

@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agents.api.policyfile import read as read_policy
 from agents.api.words import Role
+from agents.audit import AuditLog
 from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
@@ -83,12 +84,14 @@ class Pools:
     """Threads that all nodes share."""
 
     faults: Pool
+    audit: Pool
     evidence: Pool
     job: Pool
 
     @classmethod
     def made(cls) -> Pools:
-        return cls(Pool("faults", 18.0, 16, MAX_NODES), Pool("evidence", 15.0), Pool("job", 10.0, 16, MAX_NODES))
+        faults, audit = Pool("faults", 18.0, 16, MAX_NODES), Pool("audit", 5.0, 2, MAX_NODES)
+        return cls(faults, audit, Pool("evidence", 15.0), Pool("job", 10.0, 16, MAX_NODES))
 
 
 class SimulatedNode:
@@ -107,6 +110,7 @@ class SimulatedNode:
             watch_links=False,
         )
         self.settings = settings
+        settings.state_dir.mkdir(mode=0o700, parents=True)
         events = EventLog(None, name)
         machine = Machine(
             scratch=settings.state_dir,
@@ -160,6 +164,8 @@ class SimulatedNode:
             kennel=NoKennel(),
             pid=os.getpid(),
             catalog=OFFERED,
+            audit=AuditLog(None),
+            audit_pool=pools.audit,
             fault_pool=pools.faults,
             evidence_pool=pools.evidence,
             job_pool=pools.job,
@@ -223,7 +229,7 @@ class Fleet:
         keeper = threading.Thread(target=self._keep_deadlines, args=(nodes,), name="fault-deadlines", daemon=True)
         keeper.start()
         _write(self._inventory, _inventory_text(nodes, directory))
-        print(f"{len(nodes)} simulated nodes: ftctl --inventory {self._inventory} status", flush=True)
+        print(f"{len(nodes)} simulated nodes: ftctl status --inventory {self._inventory}", flush=True)
         try:
             await stop.wait()
         finally:

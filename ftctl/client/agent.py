@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from agents.api.audit import AuditAnswer
 from agents.api.cordon import CordonAnswer, CordonRequest
 from agents.api.evidence import StacksAnswer, StacksRequest
 from agents.api.halt import HaltAnswer, HaltRequest
@@ -133,6 +134,9 @@ class AgentClient:
 
     async def policy_mode(self, request: ModeRequest) -> ModeAnswer:
         return await self._post("/v1/policy/mode", request, ModeAnswer)
+
+    async def audit(self, since: float) -> AuditAnswer:
+        return await self._get("/v1/audit", AuditAnswer, {"since": str(since), "limit": "5000"})
 
     async def events(self, after: int = 0, *, limit: int = 1000, wait_s: float = 0.0) -> EventsAnswer:
         query = {"after": str(after), "limit": str(limit), "wait_s": str(wait_s)}

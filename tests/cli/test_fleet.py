@@ -224,6 +224,23 @@ def test_a_halt_reaches_all_that_can_be_reached_and_names_the_others(ftctl: Run,
     assert ftctl("faults", "allow", "--reason", "over", *where).code == 0
 
 
+def test_the_audit_logs_of_all_agents_are_one(ftctl: Run, fifty: Fleet) -> None:
+    where = ("--inventory", str(fifty.inventory), "--timeout", "60s")
+    assert ftctl("inject", "noop", "--node", "sim[10-12]", "--reason", "drill 7", *where).code == 0
+    assert ftctl("revert", "--all", *where).code == 0
+    shown = ftctl("audit", "--node", "sim[10-12]", "--since", "1h", *where)
+    assert shown.code == 0
+    lines = [line for line in shown.out.splitlines() if "drill 7" in line]
+    assert len(lines) == 3
+    assert all("simulated" in line and "unix socket" in line and "kind=noop" in line for line in lines)
+    whole = ftctl("audit", "-o", "json", *where).json()
+    times = [record["time"] for record in whole["records"]]
+    assert times == sorted(times)
+    assert {record["action"] for record in whole["records"]} >= {"inject", "revert-all"}
+    assert fifty.token.read_text().strip() not in str(whole)
+    assert ftctl("audit", "--since", "soon", *where).code == 2
+
+
 def test_more_silent_agents_than_turns_keep_nobody_from_being_asked() -> None:
     """The silent ones come first, and are more than may be asked at once."""
     quiet = MAX_CONCURRENT + 50

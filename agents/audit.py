@@ -1,0 +1,88 @@
+"""The append-only log of requests for changes: STATE/audit.jsonl, one record a line, over restarts.
+
+Only ever appended to; at 4 MiB it becomes audit.jsonl.1 in the place of an older one, so both together are bounded. A
+record is written before the request is answered. It is not fsynced: a killed agent loses none, a power failure may. On
+a full disk records wait in memory, the newest 1000, and are written when there is room; the answer says so meanwhile.
+Nothing of a token gets here: what is kept of a request is its body, its path and the principal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from agents.api.audit import AuditAnswer, AuditRecord
+
+ROTATE_BYTES = 4 * 2**20
+WAITING = 1000
+MAX_LINE = 16 * 1024
+
+
+class AuditLog:
+    """Thread-safe; blocks on the disk. Without a path (a simulated node) the last records are in memory only."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._waiting: deque[AuditRecord] = deque(maxlen=WAITING)
+        self._trouble = ""
+
+    def add(self, record: AuditRecord) -> str:
+        """Why it is not on disk; empty: it is. Never raises."""
+        with self._lock:
+            self._waiting.append(record)
+            if self._path is None:
+                return ""
+            try:
+                while self._waiting:
+                    _append(self._path, self._waiting[0].model_dump_json().encode() + b"\n")
+                    self._waiting.popleft()
+            except OSError as error:
+                self._trouble = f"{self._path}: {error.strerror or error}"
+            else:
+                self._trouble = ""
+            return self._trouble
+
+    def read(self, since: float, limit: int) -> AuditAnswer:
+        """Records from `since` on, the newest `limit` of them. Lines that are no records (a power failure) are left
+        out."""
+        found: deque[AuditRecord] = deque(maxlen=limit)
+        trouble = ""
+        with self._lock:
+            for path in (self._path.with_name(self._path.name + ".1"), self._path) if self._path else ():
+                try:
+                    with path.open("rb") as file:
+                        while line := file.readline(MAX_LINE):
+                            with contextlib.suppress(ValidationError):
+                                record = AuditRecord.model_validate_json(line)
+                                if record.time >= since:
+                                    found.append(record)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    trouble = f"{path}: {error.strerror}"
+            found.extend(record for record in self._waiting if record.time >= since)
+            return AuditAnswer(records=list(found), trouble=self._trouble or trouble)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """All of the line or nothing. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(handle).st_size
+        if size and size + len(line) > ROTATE_BYTES:
+            os.replace(path, path.with_name(path.name + ".1"))
+            os.close(handle)
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            size = 0
+        written = os.write(handle, line)
+        if written < len(line):
+            os.ftruncate(handle, size)
+            raise OSError(28, "no space left for a whole record")
+    finally:
+        os.close(handle)
