@@ -289,9 +289,11 @@ def _directory(inventory: Path) -> Iterator[Path]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FleetProblem(f"--inventory {inventory}: another ft-agent --simulate serves it") from None
-        _empty(path)
-        yield path
-        shutil.rmtree(path, ignore_errors=True)
+        try:
+            _empty(path)
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(handle)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -159,6 +160,8 @@ def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "was not written by --simulate" in done.stderr
     assert file.read_text() == "version: 1\n"
+    mark = hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
+    assert not Path(tempfile.gettempdir(), f"ft-fleet-{os.getuid()}-{mark}").exists()
 
 
 def test_what_a_killed_fleet_left_is_replaced() -> None:
