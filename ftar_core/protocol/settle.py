@@ -19,6 +19,7 @@ from ftar_core.protocol.job import NEVER, Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
 from ftar_core.protocol.likeness import refuse_unlike, unlike
 from ftar_core.protocol.membership import SHADOWS, Cause, Replica, State, natural
+from ftar_core.protocol.outliers import Outliers
 from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, decide
 from ftar_core.wire.ids import NO_EPOCH
 from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch, Report
@@ -239,6 +240,9 @@ def _start_over(job: Job, now: float) -> bool:
             job.evict(replica, "the job begins again from a checkpoint", now, rejoin=True, in_place=True)
     lost = max(0, basis.first_step - _report(max(here, key=lambda r: _report(r).step)).step)
     since = f", {lost} steps or more are trained again" if lost else ""
+    # What was said names steps that come again, and what goes wrong with them then must be told anew.
+    job.alarms.clear()
+    job.outliers = Outliers()
     _begin_with(job, here, f"nobody of epoch {basis.epoch.id} is left: the job goes on{since}", now)
     job.timers["sort"] = now
     return True
