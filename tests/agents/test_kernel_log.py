@@ -129,7 +129,9 @@ class Heard:
         return done
 
 
-@pytest.mark.parametrize(("rest", "health", "action", "done"), ROWS, ids=[f"{n} {row[0][:2]}" for n, row in enumerate(ROWS)])
+@pytest.mark.parametrize(
+    ("rest", "health", "action", "done"), ROWS, ids=[f"{n} {row[0][:2]}" for n, row in enumerate(ROWS)]
+)
 def test_a_line_is_a_verdict_and_a_decision(rest: str, health: str, action: str, done: str) -> None:
     heard = Heard()
     verdict = heard.xid(rest)
