@@ -55,7 +55,7 @@ demo-gpu: setup
 
 JOBS ?= 2
 test: setup
-	@.venv/bin/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadgroup) $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadscope --no-loadscope-reorder) $(PYTEST_ARGS)
 
 # The long tests, which `make test` leaves out
 soak: setup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +19,30 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
 # An agent on a busy machine answers late, and no test fails by that. Those that are about it say `--timeout`.
 os.environ.setdefault("FTCTL_TIMEOUT", "30s")
 
-TESTS = Path(__file__).parent
 # One process for these: a lab is most of the machine, and asserts that nothing of it is left there.
 ONE_AT_A_TIME = ("lab", "scenarios", "bench")
 
 
-@pytest.hookimpl(tryfirst=True)
+def place_of(nodeid: str) -> str:
+    """What stays together in one process when tests run beside each other: a file, or all that use the machine."""
+    path = nodeid.partition("::")[0]
+    parts = path.split("/")
+    return "machine" if parts[0] == "tests" and parts[1:2] and parts[1] in ONE_AT_A_TIME else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By places. (`--dist loadgroup` would do, but xdist 3.8 does not find its groups under pytest 9.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlace(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return place_of(nodeid)
+
+    return ByPlace(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """When tests run beside each other: what stays together in one process. The longest begins first."""
-    if config.pluginmanager.hasplugin("xdist") and config.getoption("dist", "no") == "loadgroup":
-        places = {item: item.path.relative_to(TESTS).parts for item in items}
-        items.sort(key=lambda item: places[item][0] not in ONE_AT_A_TIME)
-        for item, place in places.items():
-            item.add_marker(pytest.mark.xdist_group("machine" if place[0] in ONE_AT_A_TIME else "/".join(place)))
+    """The longest begins first."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: place_of(item.nodeid) != "machine")
