@@ -86,8 +86,13 @@ class PolicyBook:
     def held(self) -> dict[str, Held]:
         return self._record.held
 
-    def past(self) -> Past:
-        return Past(tuple(self._seen), tuple(self._record.acts))
+    def past(self, before: Finding | None = None) -> Past:
+        """`before`: what was seen before this was seen last, for a finding that is judged again."""
+        seen = tuple(self._seen)
+        if before is not None:
+            last = max((at for at, (_, one) in enumerate(seen) if one == before), default=len(seen))
+            seen = seen[:last]
+        return Past(seen, tuple(self._record.acts))
 
     def saw(self, now: float, finding: Finding) -> None:
         self._seen.append((now, finding))

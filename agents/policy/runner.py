@@ -67,7 +67,7 @@ class PolicyRunner:
         self._node, self._policy, self._source, self._default_mode = node, policy, source, mode
         self._book, self._hands, self._desk, self._emit, self._clock = book, hands, desk, emit, clock
         self._hooks = Hooks()
-        self._heard: queue.Queue[News] = queue.Queue(MAX_QUEUE)
+        self._heard: queue.Queue[tuple[News, bool]] = queue.Queue(MAX_QUEUE)
         self._lost = 0
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, str], _Waiting] = {}
@@ -94,9 +94,10 @@ class PolicyRunner:
             self._thread.join(5.0)
         self._hooks.close()
 
-    def hear(self, news: News) -> None:
+    def hear(self, news: News, *, again: bool = False) -> None:
+        """`again`: it was heard before, and is to be judged anew."""
         try:
-            self._heard.put_nowait(news)
+            self._heard.put_nowait((news, again))
         except queue.Full:
             self._lost += 1
 
@@ -118,7 +119,7 @@ class PolicyRunner:
         self._emit("policy.mode", self._node, f"{mode} instead of {before}, by {by}: {reason}{counts}")
         for verdict in self._desk.verdicts():
             if verdict.code and verdict.health is not Health.HEALTHY:
-                self.hear(News(verdict))
+                self.hear(News(verdict), again=True)
         return True
 
     def answer(self) -> PolicyAnswer:
@@ -146,18 +147,18 @@ class PolicyRunner:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            news = None
+            heard = None
             with contextlib.suppress(queue.Empty):
-                news = self._heard.get(timeout=TICK_S)
+                heard = self._heard.get(timeout=TICK_S)
             try:
-                if news is not None:
-                    self.handle(news)
+                if heard is not None:
+                    self.handle(*heard)
                 if self._heard.empty():
                     self.tick()
             except Exception:  # noqa: BLE001 - a bug about one verdict must not end the policy for all
                 _LOG.exception("the policy goes on after an error of its own")
 
-    def handle(self, news: News) -> None:
+    def handle(self, news: News, again: bool = False) -> None:
         """One piece of news, now."""
         verdict = news.verdict
         key = (verdict.kind, verdict.object)
@@ -169,7 +170,7 @@ class PolicyRunner:
                 return
             if verdict.health is not Health.HEALTHY:
                 self._well.pop(key, None)
-            self._judge(verdict)
+            self._judge(verdict, again=again)
 
     def tick(self) -> None:
         """Time has passed."""
@@ -188,15 +189,17 @@ class PolicyRunner:
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, verdict: Verdict, before: _Waiting | None = None) -> None:
+    def _judge(self, verdict: Verdict, before: _Waiting | None = None, *, again: bool = False) -> None:
+        """`before`: it waits since an earlier look. What is judged again is not its own second fault."""
         now = self._clock.boot_s()
+        again = again or before is not None
         finding = Finding(f"{self._node}/{verdict.object}", verdict.kind, verdict.health.value, verdict.code,
                           verdict.action.value, verdict.incident)  # fmt: skip
-        past = self._book.past()
+        past = self._book.past(finding if again else None)
         rule = rule_for(self._policy, finding, past, now=now)
         whom, fleet = self._about(rule, verdict)
         decision = decide(self._policy, self.mode, finding, past, fleet, now=now)
-        if before is None:
+        if not again:
             self._book.saw(now, finding)
         if before is None or decision.reason != before.text:
             self._tell("policy.decided", verdict, decision.reason, decision.action)

@@ -163,7 +163,7 @@ def test_a_mode_that_is_set_outlives_the_agent_and_what_stands_is_decided_anew(
     node.desk.occur(XID79)
     assert node.runner.set_mode("act", "ann", "trust it")
     assert not node.runner.set_mode("act", "ann", "again")
-    node.runner.handle(node.runner._heard.get_nowait())
+    node.runner.handle(*node.runner._heard.get_nowait())
     assert node.hands.done == [("evict", "r0")]
     later = Node(tmp_path / "policy.json", clock, read(), "observe")
     assert later.runner.mode == "act"
@@ -269,6 +269,27 @@ version: 1
 rules:
 - {{name: pager, health: [unhealthy], action: watch, hook: [/bin/sh, -c, '{script}'], timeout_s: {timeout_s}}}
 """
+
+
+def test_one_fault_that_is_decided_about_again_is_not_its_own_second(node: Node) -> None:
+    """A restart that could not be done is tried again, and a standing verdict is judged anew in another mode: neither
+    is another Xid 31 within a day, or another network fault within five minutes."""
+    node.hands.fails = "no answer"
+    node.desk.occur(XID31)
+    for _ in range(5):
+        node.wait(3)
+    node.hands.fails = ""
+    node.wait(60)
+    assert node.hands.done == [("restart", "r0")]
+    node.well()
+    node.desk.occur(Signal("nic", "nic rail0", "nic.carrier", Health.UNHEALTHY, "no carrier", ends=Ends.CLEAR))
+    for mode in ("observe", "act"):
+        assert node.runner.set_mode(mode, "op", "drill")
+        while not node.runner._heard.empty():
+            node.runner.handle(*node.runner._heard.get_nowait())
+        node.wait(1)
+    assert node.hands.done == [("restart", "r0")]
+    assert {event.action for event in node.told("decided")} == {"restart", "watch"}
 
 
 def test_a_hook_hears_what_it_is_about(tmp_path: Path, clock: FakeClock) -> None:
