@@ -12,7 +12,7 @@ from agents.api.faultspecs import SPECS
 from agents.faults import processes
 from agents.faults.contract import Fault, Params, Probe, Refusal, Target
 from agents.faults.proc_kill import ENDS_WITHIN_S, KillUndo
-from agents.faults.processes import StoppedUndo
+from agents.faults.processes import Standstill, StoppedUndo
 from agents.host.errors import HostError
 from agents.host.machine import Machine
 from agents.host.processes import send_to, state_of, wait_ended
@@ -57,25 +57,14 @@ class CoordinatorKill(Fault[KillUndo]):
         return ["# start the coordinator again with the same --store"]
 
 
-class CoordinatorFreeze(Fault[StoppedUndo]):
+class CoordinatorFreeze(Standstill):
     spec = SPECS["coordinator-freeze"]
-    undo_type = StoppedUndo
-    privileged = True
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
         return _refusal(machine, target)
 
     def plan(self, machine: Machine, target: Target, params: Params) -> StoppedUndo:
         return StoppedUndo((machine.coordinator(),))
-
-    def inject(self, machine: Machine, undo: StoppedUndo) -> None:
-        processes.stop(undo)
-
-    def undo(self, machine: Machine, undo: StoppedUndo) -> str:
-        return processes.resume(undo)
-
-    def probe(self, machine: Machine, undo: StoppedUndo) -> Probe:
-        return processes.stopped(undo)
 
     def by_hand(self, undo: StoppedUndo) -> list[str]:
         return [f"kill -CONT {w.pid}   # the coordinator, if it is still that process" for w in undo.processes]

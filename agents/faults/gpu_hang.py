@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from agents.api.faultspecs import SPECS
-from agents.faults import gpus, processes
-from agents.faults.contract import Fault, Params, Probe, Refusal, Target
-from agents.faults.processes import STOPPED, StoppedUndo
+from agents.faults import gpus
+from agents.faults.contract import Params, Refusal, Target
+from agents.faults.processes import STOPPED, Standstill, StoppedUndo
 from agents.host.gpus import users_of
 from agents.host.machine import Machine
 from agents.host.processes import state_of
 from agents.host.workers import Worker
 
 
-class GpuHang(Fault[StoppedUndo]):
+class GpuHang(Standstill):
     spec = SPECS["gpu-hang"]
-    undo_type = StoppedUndo
+    privileged = False  # a replica's own user may signal it, and only the agent knows the GPUs' processes
 
     def unsupported(self, machine: Machine) -> str:
         return machine.gpus.why_none()
@@ -31,18 +31,6 @@ class GpuHang(Fault[StoppedUndo]):
 
     def plan(self, machine: Machine, target: Target, params: Params) -> StoppedUndo:
         return StoppedUndo(self._users(machine, target))
-
-    def inject(self, machine: Machine, undo: StoppedUndo) -> None:
-        processes.stop(undo)
-
-    def undo(self, machine: Machine, undo: StoppedUndo) -> str:
-        return processes.resume(undo)
-
-    def probe(self, machine: Machine, undo: StoppedUndo) -> Probe:
-        return processes.stopped(undo)
-
-    def by_hand(self, undo: StoppedUndo) -> list[str]:
-        return processes.resume_by_hand(undo)
 
     @staticmethod
     def _users(machine: Machine, target: Target) -> tuple[Worker, ...]:

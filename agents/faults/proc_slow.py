@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from agents.api.faultspecs import SPECS
 from agents.faults import processes
-from agents.faults.contract import Fault, Params, Probe, Refusal, Target
-from agents.faults.processes import StoppedUndo
+from agents.faults.contract import Params, Refusal, Target
+from agents.faults.processes import Standstill, StoppedUndo
 from agents.faults.rhythm import Rhythm
 from agents.host.machine import Machine
 
 
-class ProcSlow(Fault[StoppedUndo]):
+class ProcSlow(Standstill):
     spec = SPECS["proc-slow"]
-    undo_type = StoppedUndo
-    privileged = True
 
     def check(self, machine: Machine, target: Target, params: Params) -> Refusal | None:
         return processes.refusal(machine, target) or processes.refusal_of_stopped(machine, target)
@@ -27,17 +25,5 @@ class ProcSlow(Fault[StoppedUndo]):
         found = processes.targets(machine, target)
         return StoppedUndo(found, float(params["percent"]), float(params["period_ms"]) / 1000.0)
 
-    def inject(self, machine: Machine, undo: StoppedUndo) -> None:
-        processes.stop(undo)
-
-    def undo(self, machine: Machine, undo: StoppedUndo) -> str:
-        return processes.resume(undo)
-
     def rhythm(self, undo: StoppedUndo) -> Rhythm | None:
         return Rhythm(undo.period_s, undo.percent / 100.0)
-
-    def probe(self, machine: Machine, undo: StoppedUndo) -> Probe:
-        return processes.stopped(undo)
-
-    def by_hand(self, undo: StoppedUndo) -> list[str]:
-        return processes.resume_by_hand(undo)

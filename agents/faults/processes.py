@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from agents.faults.contract import Probe, Refusal, Target
+from agents.faults.contract import Fault, Probe, Refusal, Target
 from agents.faults.nics import HELPER_HINT
 from agents.host.errors import HostError
 from agents.host.machine import Machine
@@ -96,3 +96,22 @@ def stopped(undo: StoppedUndo) -> Probe:
 
 def resume_by_hand(undo: StoppedUndo) -> list[str]:
     return [f"kill -CONT {w.pid}   # {w.replica} rank {w.rank}, if it is still that process" for w in undo.processes]
+
+
+class Standstill(Fault[StoppedUndo]):
+    """What all faults do that hold processes still; which processes those are, each kind says."""
+
+    undo_type = StoppedUndo
+    privileged = True
+
+    def inject(self, machine: Machine, undo: StoppedUndo) -> None:
+        stop(undo)
+
+    def undo(self, machine: Machine, undo: StoppedUndo) -> str:
+        return resume(undo)
+
+    def probe(self, machine: Machine, undo: StoppedUndo) -> Probe:
+        return stopped(undo)
+
+    def by_hand(self, undo: StoppedUndo) -> list[str]:
+        return resume_by_hand(undo)
