@@ -62,14 +62,17 @@ class Policy:
 
 
 def read(path: Path = DEFAULT) -> Policy:
+    """Raises PolicyProblem, whose message names the file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PolicyProblem(f"{path}: more than {MAX_BYTES} bytes")
         return parse(data.decode(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolicyProblem(f"{path}: {error}") from None
+    except OSError as error:
+        raise PolicyProblem(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PolicyProblem(f"{path}: not UTF-8 text") from None
 
 
 def parse(text: str, name: str = "policy") -> Policy:

@@ -21,7 +21,11 @@ def test_a_policy_file_is_checked_without_a_cluster(ftctl: Run, tmp_path: Path) 
     done = ftctl("policy", "validate", str(bad))
     assert done.code == 2
     assert done.err.startswith(f"error: policy {bad}: 3: action 'fly' is none of")
-    assert ftctl("policy", "validate", str(tmp_path / "none.yaml")).code == 2
+    missing, binary = tmp_path / "none.yaml", tmp_path / "binary.yaml"
+    binary.write_bytes(b"version: \xff")
+    for path, why in ((missing, "No such file or directory"), (binary, "not UTF-8 text")):
+        done = ftctl("policy", "validate", str(path))
+        assert (done.code, done.err.splitlines()[0]) == (2, f"error: policy {path}: {why}")
 
 
 def test_the_mode_is_set_everywhere_and_shown(ftctl: Run, cluster: FakeCluster) -> None:
