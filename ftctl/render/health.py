@@ -24,7 +24,8 @@ def parts(answers: Mapping[str, HealthAnswer], *, now: float, explain: bool) -> 
     shown: list[ConsoleRenderable] = []
     if rows:
         shown.append(table("", ("node", "object", "health", "for", "times", "suggested", "incident", "reason"), rows))
-    shown.append(Text(f"{well} parts of {len(answers)} nodes are well" if well else "no part is known to be well"))
+    where = f"{len(answers)} node{'' if len(answers) == 1 else 's'}"
+    shown.append(Text(f"well on {where}: {well}" if well else "no part is known to be well"))
     for name, answer in answers.items():
         blind = [m for m in answer.monitors if not m.ok and m.note]
         shown += [Text(f"{name}: not seen: {m.name}: {printable(m.note)}", style=FAINT) for m in blind]
