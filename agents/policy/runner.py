@@ -319,6 +319,7 @@ class PolicyRunner:
             self._rejoins[held.replica] = waiting
 
     def _rejoin(self, held: Held, verdict: Verdict, reason: str) -> bool:
+        reason = f"{reason} [{held.incident}]"
         last = held.cordoned and not any(
             one.cordoned for one in self._book.held.values() if one.replica != held.replica
         )
