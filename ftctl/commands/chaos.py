@@ -14,11 +14,8 @@ from ftctl.options import OutputOption, plain_group, with_cluster, with_flags
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.text import Text
-
     from ftctl.client.cluster import Agents, Cluster
     from ftctl.config import Flags
-    from ftctl.playbook.conduct import Finished
     from ftctl.playbook.planning import Line
     from ftctl.playbook.reading import Loaded
 
@@ -214,9 +211,11 @@ def run(
     Clean-up is always made, also after Ctrl-C; if this process is killed, the agents take its faults back themselves.
     """
     from ftctl.client.cluster import Cluster
+    from ftctl.config import output_only
     from ftctl.errors import UsageProblem
     from ftctl.lab.progress import progress
     from ftctl.playbook import conduct
+    from ftctl.render import runs
 
     world = current()
     books = [_repeated(book, repeat) for book in _books(paths, variables, tags)]
@@ -230,7 +229,7 @@ def run(
         else:
             finished = conduct.on_cluster(Cluster(world, flags), books, place, seed, talk)
     _reports([run.directory for run in finished], junit, html, markdown)
-    _show(flags, finished)
+    runs.show(world, output_only(world, flags.output), finished)
     return conduct.overall(finished)
 
 
@@ -330,56 +329,3 @@ def _reports(directories: Sequence[Path], junit: Path | None, html: Path | None,
         except OSError as error:
             raise CliError(str(path), error.strerror or str(error)) from None
         world.say(f"written: {path}")
-
-
-def _show(flags: Flags, finished: Sequence[Finished]) -> None:
-    from ftctl.app import report as complain
-    from ftctl.config import output_only
-    from ftctl.errors import CliError
-    from ftctl.playbook.judging import document as of_judged
-    from ftctl.render import document, tables
-
-    world = current()
-    chosen = output_only(world, flags.output)
-    if chosen.for_machines:
-        runs: list[document.Document] = [
-            {
-                "name": run.name,
-                "verdict": run.word,
-                "code": int(run.code),
-                "reason": run.reason,
-                "seconds": round(run.seconds, 1),
-                "directory": str(run.directory),
-                "objectives": [of_judged(judged) for judged in run.judged],
-            }
-            for run in finished
-        ]
-        document.emit(world, chosen, {"schema": document.SCHEMA, "runs": runs})
-        return
-    rows: list[tuple[str | Text, ...]] = []
-    for run in finished:
-        for judged in run.judged:
-            measured = "-" if judged.measured is None else f"{judged.measured:.4g}"
-            rows.append((run.name, judged.name, measured, f"{judged.limit:g}", str(judged.count), _yes(judged.met)))
-    if rows:
-        heads = ("playbook", "objective", "measured", "limit", "count", "met")
-        tables.show(world.console(), tables.table("objectives", heads, rows))
-    verdicts: list[tuple[str | Text, ...]] = [
-        (run.name, _styled(run.word, run.passed), f"{run.seconds:.0f} s", str(run.directory)) for run in finished
-    ]
-    tables.show(world.console(), tables.table("verdicts", ("playbook", "verdict", "took", "journal"), verdicts))
-    for run in finished:
-        if not run.passed:
-            complain(world, CliError(run.name, run.reason or run.word, run.hint))
-
-
-def _yes(met: bool) -> Text:
-    return _styled("yes" if met else "no", met)
-
-
-def _styled(word: str, good: bool) -> Text:
-    from rich.text import Text
-
-    from ftctl.render.tables import BAD, GOOD
-
-    return Text(word, style=GOOD if good else BAD)

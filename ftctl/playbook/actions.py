@@ -93,13 +93,14 @@ async def _moment(run: Run, moment: Moment) -> None:
 
 
 async def _until(run: Run, condition: Expression, within_s: float) -> None:
-    finding = await probing.until(condition, run.agents, within_s)
+    finding = await probing.until(condition, run.agents, run.patience(within_s))
     if not finding.met:
         raise ActionFailed("", finding.sentence)
 
 
 async def _step(run: Run, goal: Callable[[], int], within_s: float, poll_s: float) -> None:
     clock = run.agents.world.monotonic
+    within_s = run.patience(within_s)
     deadline = clock() + within_s
     job: JobState | None = None
     trouble: CliError | None = None
@@ -253,7 +254,9 @@ async def _member(run: Run, verb: str, who: str, action: Any, goal: str, *, rejo
             gone = verb == "evict" and (state.state in ("evicted", "unreachable") or state.incarnation > life)
             return state.state == goal or gone
 
-        await replicas.until(run.agents, name, there, goal=goal, timeout_s=action.timeout, or_spare=verb == "rejoin")
+        await replicas.until(
+            run.agents, name, there, goal=goal, timeout_s=run.patience(action.timeout), or_spare=verb == "rejoin"
+        )
     run.say(f"{verb} {name}: {answer.text or 'done'}")
 
 
@@ -298,7 +301,7 @@ async def _ensure(run: Run, action: s.Ensure) -> None:
                 except CliError as error:
                     run.journal.write("note", text=f"rejoin {state.name}: {error}")
 
-    finding = await probing.until(action.ensure, run.agents, action.timeout, bring_back)
+    finding = await probing.until(action.ensure, run.agents, run.patience(action.timeout), bring_back)
     if not finding.met:
         raise ActionFailed("", finding.sentence)
 
@@ -313,7 +316,7 @@ async def _sleep(run: Run, action: s.Sleep) -> None:
 
 
 async def _probe(run: Run, action: Any) -> None:
-    finding = await probing.holds(action, run.agents)
+    finding = await probing.holds(action, run.agents, run.patience)
     run.journal.write("action", what="probe", target=sentence(action), met=finding.met, detail=finding.sentence)
     if not finding.met:
         raise ActionFailed("", finding.sentence)

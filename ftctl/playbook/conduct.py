@@ -9,31 +9,30 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftctl.client.cluster import Agents, Cluster
 from ftctl.context import World
 from ftctl.errors import CliError, UsageProblem
 from ftctl.exit_codes import ExitCode, most_urgent
-from ftctl.lab import analysis, lifecycle
+from ftctl.lab import lifecycle
 from ftctl.lab.interrupts import interruptible, uninterrupted
-from ftctl.lab.journal import Journals, read_all
 from ftctl.lab.layout import LabOptions
 from ftctl.lab.lifecycle import Lab
 from ftctl.lab.paths import UnsafeDirectory, ensure_private, state_dir
 from ftctl.lab.progress import Progress
 from ftctl.lab.ready import connect, wait_until_training
-from ftctl.playbook import engine, judging, measuring
-from ftctl.playbook.engine import ENDINGS, Result
+from ftctl.playbook import engine, judging
+from ftctl.playbook.engine import ENDINGS
 from ftctl.playbook.journal import SCHEMA, Journal, JournalError
-from ftctl.playbook.measuring import Cost
+from ftctl.playbook.pace import Pace
 from ftctl.playbook.reading import Loaded
 from ftctl.playbook.schema import Playbook
+from ftctl.playbook.verdict import Finished, cost_document, judge_run
 
 LAB = "lab"  # the environment of a lab
 LABS_LOST = 3  # that did not come up, one after the other: the next one would not either
-SETTLE_S = 0.5  # for the last lines of the replicas' journals
 
 
 @dataclass(frozen=True)
@@ -46,25 +45,6 @@ class Stage:
     environment: str
     talk: Progress
     lab: Lab | None = None
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A playbook that was run, judged. `word`: passed, missed (an objective), or one of engine.ENDINGS."""
-
-    name: str
-    directory: Path
-    word: str
-    code: ExitCode
-    reason: str
-    hint: str
-    judged: list[judging.Judged] = field(default_factory=list)
-    costs: list[Cost] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def passed(self) -> bool:
-        return self.word == "passed"
 
 
 def overall(runs: Sequence[Finished]) -> ExitCode:
@@ -195,12 +175,15 @@ async def _one(stage: Stage, book: Loaded, agents: Agents) -> Finished:
         def say(text: str) -> None:
             stage.talk.now(f"{playbook.name}: {text}")
 
-        result = await engine.play(playbook, agents, journal, seed=stage.seed, environment=stage.environment, say=say)
-        finished = await _judge(playbook, result, agents, journal, stage.lab)
+        pace = Pace(playbook.lab.step_ms if lab is not None else None)
+        result = await engine.play(
+            playbook, agents, journal, seed=stage.seed, environment=stage.environment, say=say, pace=pace
+        )
+        finished = await judge_run(playbook, result, agents, journal, stage.lab)
         finished = replace(finished, seconds=world.monotonic() - begun)
         with suppress(JournalError):
             for cost in finished.costs:
-                journal.write("measured", **_cost_document(cost))
+                journal.write("measured", **cost_document(cost))
             _end(journal, finished)
     return finished
 
@@ -246,94 +229,9 @@ def _end(journal: Journal, finished: Finished) -> None:
         reason=finished.reason,
         hint=finished.hint,
         seconds=round(finished.seconds, 3),
+        slower=finished.slower,
         objectives=[judging.document(judged) for judged in finished.judged],
     )
-
-
-async def _judge(playbook: Playbook, result: Result, agents: Agents, journal: Journal, lab: Lab | None) -> Finished:
-    directory = journal.path.parent
-    windows = measuring.windows(journal.records)
-    whole: dict[str, float | None] = {}
-    why_not: dict[str, str] = {}
-    if lab is not None:
-        time.sleep(SETTLE_S)  # noqa: ASYNC251 - nothing else is to be done meanwhile
-        journals = read_all(lab.paths.journal)
-        names = sorted(journals.by_replica)
-        costs = [measuring.from_journals(journals, window, names) for window in windows]
-        whole["loss_delta"] = _loss_delta(journals, result)
-        _keep(lab, directory)
-    else:
-        stalls = []
-        with suppress(CliError):
-            known = result.stalls_before
-            stalls = [s for s in (await agents.any_agent(lambda client: client.job())).stalls if s not in known]
-        costs = [measuring.from_stalls(stalls, window) for window in windows]
-        why_not["loss_delta"] = "only the replicas' journals tell, and they are not on this machine"
-    events = [record["event"] for record in journal.records if record["kind"] == "event"]
-    whole["diverged"] = float(sum(event["kind"] in ("replica.diverged", "job.diverged") for event in events))
-    whole["effective_time"], why = _effective(journal)
-    if why:
-        why_not["effective_time"] = why
-    judged = judging.judge(playbook.objectives, costs, whole=whole, why_not=why_not)
-    ended = result.ended
-    if ended.how != "completed":
-        return Finished(
-            playbook.name, directory, ended.how, ENDINGS[ended.how], ended.reason, ended.hint, judged, costs
-        )
-    missed = [objective for objective in judged if not objective.met]
-    if missed:
-        said = "; ".join(_missed(objective) for objective in missed)
-        return Finished(playbook.name, directory, "missed", ExitCode.FAILED, said, "", judged, costs)
-    return Finished(playbook.name, directory, "passed", ExitCode.OK, "", "", judged, costs)
-
-
-def _missed(judged: judging.Judged) -> str:
-    if judged.measured is None or judged.reason:
-        return f"{judged.name}: {judged.reason or 'not measured'}"
-    return f"{judged.name}: {judged.measured:.4g}, and {judged.limit:g} is the limit"
-
-
-def _effective(journal: Journal) -> tuple[float | None, str]:
-    """The share of the time that went into training, by the coordinator's own account, over the method."""
-    shares = [r["effective"] for r in journal.records if r["kind"] == "sample" and r.get("effective") is not None]
-    if len(shares) < 2:
-        return None, "this coordinator keeps no account of its time"
-    (total0, good0), (total1, good1) = shares[0], shares[-1]
-    return ((good1 - good0) / (total1 - total0), "") if total1 > total0 else (None, "no step was committed")
-
-
-def _loss_delta(journals: Journals, result: Result) -> float | None:
-    if result.method_time is None:
-        return None
-    start, end = result.method_time
-    first: list[float] = []
-    last: list[float] = []
-    for name in journals.by_replica:
-        lines = [line for line in analysis.step_lines(journals, name) if start <= (line.t_commit or 0.0) <= end]
-        found = [line.loss for line in lines if line.loss is not None]
-        first += found[:5]
-        last += found[-5:]
-    return sum(last) / len(last) - sum(first) / len(first) if first else None
-
-
-def _keep(lab: Lab, directory: Path) -> None:
-    """The replicas' own journals are evidence: beside the run's."""
-    with suppress(OSError):
-        shutil.copytree(lab.paths.journal, directory / "replicas", dirs_exist_ok=True)
-
-
-def _cost_document(cost: Cost) -> dict[str, object]:
-    return {
-        "incident": cost.incident,
-        "what": cost.what,
-        "aim": cost.aim,
-        "repeat": cost.repeat,
-        "detect_ms": cost.detect_ms,
-        "stall_ms": cost.stall_ms,
-        "rejoin_s": cost.rejoin_s,
-        "steps_lost": cost.steps_lost,
-        "missing": cost.missing,
-    }
 
 
 def _directory(world: World, out: Path | None, name: str) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from agents.api.models import EventRecord, StallState
 from ftctl.client import events, injection
@@ -23,10 +24,12 @@ from ftctl.playbook import actions, probing
 from ftctl.playbook.expressions import evaluate
 from ftctl.playbook.facts import Facts, look
 from ftctl.playbook.journal import Journal, JournalError
+from ftctl.playbook.pace import Pace
 from ftctl.playbook.running import Incident, Run
 from ftctl.playbook.schema import Playbook, Probe
 
 SAMPLE_S = 0.25
+LOOK_S = 5.0
 CLEAN_UP_WITHIN_S = 300.0
 MAX_EVENTS = 5000  # of a run, in its journal
 STEADY_AFTER_S = 60.0  # how long the steady state may take to come back, where its conditions give no time
@@ -58,17 +61,25 @@ ENDINGS: dict[str, ExitCode] = {
 class Result:
     ended: Ended
     incidents: list[Incident]
+    pace: Pace
     method_time: tuple[float, float] | None = None  # monotonic seconds
     stalls_before: list[StallState] = field(default_factory=list)  # of before the run, by the coordinator
     leftovers: list[CliError] = field(default_factory=list)
 
 
 async def play(
-    playbook: Playbook, agents: Agents, journal: Journal, *, seed: int, environment: str, say: Callable[[str], None]
+    playbook: Playbook,
+    agents: Agents,
+    journal: Journal,
+    *,
+    seed: int,
+    environment: str,
+    say: Callable[[str], None],
+    pace: Pace,
 ) -> Result:
     """Never raises for what happens to the cluster: the Result says it."""
-    run = Run(agents, journal, Random(f"{seed}/{playbook.name}"), say, reason=f"playbook {playbook.name}")
-    result = Result(Ended("failed", "not begun"), run.incidents)
+    run = Run(agents, journal, Random(f"{seed}/{playbook.name}"), say, f"playbook {playbook.name}", pace)
+    result = Result(Ended("failed", "not begun"), run.incidents, pace)
     if environment not in playbook.environments:
         allowed = ", ".join(playbook.environments)
         why = f"this cluster's environment is {environment or 'not named'}, and the playbook is for {allowed}"
@@ -94,7 +105,7 @@ async def play(
             start = agents.world.monotonic()
             work = asyncio.ensure_future(_repeats(playbook, run))
             watch = asyncio.ensure_future(_watch(playbook, run))
-            result.ended = await _first_end(work, watch, broken, playbook.timeout)
+            result.ended = await _first_end(work, watch, broken, lambda: run.patience(playbook.timeout))
             result.method_time = (start, agents.world.monotonic())
         except JournalError as error:
             result.ended = Ended("failed", str(error), error.hint)
@@ -117,12 +128,19 @@ async def play(
 
 
 async def _first_end(
-    work: asyncio.Future[None], watch: asyncio.Future[str], broken: asyncio.Future[None], timeout_s: float
+    work: asyncio.Future[None],
+    watch: asyncio.Future[str],
+    broken: asyncio.Future[None],
+    timeout_s: Callable[[], float],
 ) -> Ended:
     """Whichever comes first ends the method; the others are cancelled, and waited for."""
     tasks = (work, watch, broken)
+    clock = asyncio.get_running_loop().time
+    begun = clock()
     try:
-        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        done: set[asyncio.Future[Any]] = set()
+        while not done and (left := begun + timeout_s() - clock()) > 0:  # what is left may grow with the machine's pace
+            done, _ = await asyncio.wait(tasks, timeout=min(left, LOOK_S), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             if not task.done():
@@ -138,7 +156,7 @@ async def _first_end(
         return Ended("stopped", outcome) if isinstance(outcome, str) else _why(outcome)
     if work in done:
         return Ended("completed") if settled[0] is None else _why(settled[0])
-    return Ended("failed", f"not done within {show(timeout_s)} (timeout)")
+    return Ended("failed", f"not done within {show(timeout_s())} (timeout)")
 
 
 def _why(error: BaseException | str | None) -> Ended:
@@ -174,7 +192,7 @@ async def _steady(probes: list[Probe], run: Run, within_s: float) -> str:
         patient = probe
         if within_s and getattr(probe, "within", 1.0) == 0.0:
             patient = probe.model_copy(update={"within": within_s})
-        finding = await probing.holds(patient, run.agents)
+        finding = await probing.holds(patient, run.agents, run.patience)
         run.journal.write(
             "hypothesis",
             probe=actions.sentence(probe),
@@ -195,6 +213,7 @@ async def _watch(playbook: Playbook, run: Run) -> str:
         snapshot = await run.snapshot()
         now = run.agents.world.monotonic()
         run.journal.write("sample", **_sample(snapshot))
+        run.pace.saw(snapshot.job.step_ms_median if snapshot.job is not None else None)
         for view in snapshot.views():
             if view.halt is not None:
                 return f"faults were halted on {view.name} by {view.halt.by}: {view.halt.reason}"
@@ -202,7 +221,7 @@ async def _watch(playbook: Playbook, run: Run) -> str:
             finding = evaluate(stop.expect, await look(run.agents, stop.expect, snapshot))
             if not finding.met:
                 since.pop(index, None)
-            elif now - since.setdefault(index, now) >= stop.within:
+            elif now - since.setdefault(index, now) >= run.patience(stop.within):
                 return f"stop condition {stop.expect}: {finding.sentence}"
         await run.agents.world.sleep(SAMPLE_S)
 

@@ -7,9 +7,11 @@ run, hypothesis, action, incident, sample, event, measured, verdict, note, end. 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,6 +33,8 @@ class Journal:
         self._file: TextIO | None
         try:
             self._file = path.open("x", encoding="utf-8")
+            with suppress(OSError):  # not every file system has locks; it only tells readers that somebody writes
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise CliError(f"journal {path}", error.strerror or str(error), "--out DIR puts it elsewhere") from None
 
@@ -70,6 +74,18 @@ class JournalError(CliError):
             f"{error.strerror or error}: the run is ended and cleaned up",
             "df -h; --out DIR puts it elsewhere",
         )
+
+
+def written(path: Path) -> bool:
+    """True if a run still writes this journal."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def read(path: Path) -> list[Record]:

@@ -17,12 +17,12 @@ POLL_S = 0.1
 MAX_SAID = 300
 
 
-async def holds(probe: Probe, agents: Agents) -> Finding:
+async def holds(probe: Probe, agents: Agents, patience: Callable[[float], float] = lambda seconds: seconds) -> Finding:
     """Whether it holds, now or within the time it gives."""
     if isinstance(probe, Expect):
-        return await until(probe.expect, agents, probe.within)
+        return await until(probe.expect, agents, patience(probe.within))
     if isinstance(probe, Http):
-        return await _repeated(lambda: _http(probe), probe.within)
+        return await _repeated(lambda: _http(probe), patience(probe.within))
     return await run(probe)
 
 

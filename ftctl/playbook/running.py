@@ -13,6 +13,7 @@ from ftctl.client.agent import AgentClient
 from ftctl.client.cluster import Agents, Snapshot
 from ftctl.errors import CliError
 from ftctl.playbook.journal import Journal
+from ftctl.playbook.pace import Pace
 from ftctl.playbook.selecting import Aim
 
 DEAD_MAN_S = 10.0  # agents take faults back when this controller is silent for so long
@@ -44,6 +45,7 @@ class Run:
     rng: Random
     say: Callable[[str], None]
     reason: str
+    pace: Pace
     repeat: int = 0
     began: float = 0.0  # monotonic seconds, of this round of the method
     incidents: list[Incident] = field(default_factory=list)
@@ -51,8 +53,13 @@ class Run:
     live: dict[str, FaultView] = field(default_factory=dict)  # by id: what may be in force
     unknown: list[CliError] = field(default_factory=list)  # injections whose fate nobody knows
 
+    def patience(self, seconds: float) -> float:
+        """How long is waited for what a playbook allows so many seconds: longer on a machine that is slow today."""
+        return seconds * self.pace.slower
+
     def begin(self, kind: str, aim: Aim) -> Incident:
         """The incident is written down before it is made."""
+        self.pace.disturbed = True
         world = self.agents.world
         incident = Incident(len(self.incidents), kind, aim, self.repeat, world.unix_time(), world.monotonic())
         self.incidents.append(incident)

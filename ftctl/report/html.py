@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from importlib import resources
+from statistics import median
 from typing import Any
 
 from ftctl.errors import CliError
@@ -23,13 +24,30 @@ def render(runs: Sequence[Run]) -> str:
     )
     environment.filters["number"] = _number
     template = environment.from_string(resources.files("ftctl.report").joinpath("report.html.j2").read_text("utf-8"))
-    return template.render(runs=[_view(run) for run in runs], passed=sum(run.passed for run in runs))
+    calm = [run.calm_ms for run in runs if run.calm_ms is not None]
+    return template.render(
+        runs=[_view(run) for run in runs],
+        passed=sum(run.passed for run in runs),
+        reasons=any(run.reason for run in runs),
+        calm_ms=median(calm) if calm else None,
+        slower=max((run.slower for run in runs), default=1.0),
+    )
 
 
 def _number(value: float | None, unit: str = "") -> str:
     if value is None:
         return "–"
-    return f"{value:.0f}{unit}" if abs(value) >= 100 else f"{value:.3g}{unit}"
+    return f"{value:,.0f}{unit}" if abs(value) >= 100 else f"{value:.3g}{unit}"
+
+
+def _unit(objective: str) -> str:
+    """Of an objective, by its name: stall_ms p95 -> ms."""
+    measure = objective.split(maxsplit=1)[0]
+    return next((f" {unit}" for unit in ("ms", "s") if measure.endswith(f"_{unit}")), "")
+
+
+def _most(run: Run, measure: str) -> float | None:
+    return max((float(cost[measure]) for cost in run.costs if cost.get(measure) is not None), default=None)
 
 
 def _view(run: Run) -> dict[str, Any]:
@@ -39,6 +57,11 @@ def _view(run: Run) -> dict[str, Any]:
         "description": str(run.head.get("description") or ""),
         "word": run.word,
         "passed": run.passed,
+        "badge": "running" if run.running else "good" if run.passed else "bad",
+        "worst_ms": _most(run, "stall_ms"),
+        "slowest_s": _most(run, "rejoin_s"),
+        "calm_ms": run.calm_ms,
+        "slower": run.slower,
         "reason": run.reason,
         "hint": str((run.verdict or {}).get("hint") or ""),
         "seconds": run.seconds,
@@ -46,7 +69,7 @@ def _view(run: Run) -> dict[str, Any]:
         "seed": run.head.get("seed"),
         "environment": run.head.get("environment"),
         "repeat": run.head.get("repeat"),
-        "objectives": run.objectives,
+        "objectives": [{"allowed": o["limit"], **o, "unit": _unit(o["objective"])} for o in run.objectives],
         "costs": run.costs,
         "timeline": svg(run),
         "story": [

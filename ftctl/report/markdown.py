@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ftctl.report.reading import Run
 
@@ -17,6 +18,10 @@ def render(runs: Sequence[Run]) -> str:
         "| playbook | verdict | took | why |",
         "|---|---|---|---|",
     ]
+    slow = [run for run in runs if run.slower > 1]
+    if slow:
+        most = max(run.slower for run in slow)
+        lines[1:1] = ["", f"The machine was up to {most:g} times slower than its pace; limits of times grew with it."]
     lines += [f"| {_cell(run.name)} | {run.word} | {run.seconds:.0f} s | {_cell(run.reason)} |" for run in runs]
     for run in runs:
         if run.objectives:
@@ -32,7 +37,7 @@ def render(runs: Sequence[Run]) -> str:
                 shown = "-" if measured is None else f"{measured:.4g}"
                 met = "yes" if objective["met"] else f"**no** {_cell(objective['reason'])}".strip()
                 lines.append(
-                    f"| {objective['objective']} | {shown} | {objective['limit']:g} | {objective['count']} | {met} |"
+                    f"| {objective['objective']} | {shown} | {_limit(objective)} | {objective['count']} | {met} |"
                 )
         if run.costs:
             lines += [
@@ -50,6 +55,12 @@ def render(runs: Sequence[Run]) -> str:
             if len(run.costs) > 50:
                 lines.append(f"| {len(run.costs) - 50} more | | | | | |")
     return "\n".join(lines) + "\n"
+
+
+def _limit(objective: dict[str, Any]) -> str:
+    """With what the limit has grown to on a slow machine."""
+    limit, allowed = objective["limit"], objective.get("allowed", objective["limit"])
+    return f"{limit:g}" if limit == allowed else f"{limit:g}, here {allowed:.4g}"
 
 
 def _cell(text: object) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ftctl.errors import UsageProblem
 from ftctl.exit_codes import ExitCode
 from ftctl.playbook.conduct import runs_dir
-from ftctl.playbook.journal import Record, read
+from ftctl.playbook.journal import Record, read, written
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Run:
     records: list[Record]
     verdict: Record | None
     costs: list[Record] = field(default_factory=list)
+    running: bool = False
 
     @property
     def passed(self) -> bool:
@@ -30,10 +32,12 @@ class Run:
 
     @property
     def word(self) -> str:
-        return str(self.verdict["word"]) if self.verdict else "cut off"
+        return str(self.verdict["word"]) if self.verdict else "running" if self.running else "cut off"
 
     @property
     def reason(self) -> str:
+        if self.running:
+            return "it is not over yet"
         if self.verdict is None:
             return "the controller died before the end; its agents took the faults back"
         return str(self.verdict.get("reason") or "")
@@ -52,6 +56,19 @@ class Run:
     def code(self) -> ExitCode:
         return ExitCode(int(self.verdict["code"])) if self.verdict else ExitCode.IN_FORCE
 
+    @property
+    def slower(self) -> float:
+        """How many times the machine was slower than its pace; 1: it kept it, or nobody knows."""
+        return float(self.verdict.get("slower") or 1.0) if self.verdict else 1.0
+
+    @property
+    def calm_ms(self) -> float | None:
+        """The usual length of a step before anything was done to the job."""
+        first = next((record["mono"] for record in self.of("incident")), float("inf"))
+        steps = [s for s in self.of("sample") if s.get("step_ms") is not None]
+        calm = [float(s["step_ms"]) for s in steps if s["mono"] < first]
+        return median(calm or [float(s["step_ms"]) for s in steps]) if steps else None
+
     def of(self, kind: str) -> list[Record]:
         return [record for record in self.records if record["kind"] == kind]
 
@@ -66,7 +83,8 @@ def read_run(path: Path) -> Run:
     verdict = next((record for record in reversed(records) if record["kind"] == "verdict"), None)
     costs = [record for record in records if record["kind"] == "measured"]
     directory = path if path.is_dir() else path.parent
-    return Run(directory, str(records[0].get("name", "")), records[0], records, verdict, costs)
+    running = verdict is None and written(directory / "journal.jsonl" if path.is_dir() else path)
+    return Run(directory, str(records[0].get("name", "")), records[0], records, verdict, costs, running)
 
 
 def read_all(path: Path) -> list[Run]:

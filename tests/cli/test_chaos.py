@@ -277,13 +277,15 @@ def test_a_regression_is_found_and_a_slow_machine_is_not_taken_for_one(
         (directory / "journal.jsonl").write_text("\n".join([*kept, json.dumps(cost), json.dumps(sample)]) + "\n")
         return str(directory)
 
-    before, worse, slow = with_cost("a", 100, 200), with_cost("b", 400, 205), with_cost("c", 101, 400)
+    before, worse, slow = with_cost("a", 100, 200), with_cost("b", 400, 205), with_cost("c", 190, 400)
     result = bare("chaos", "compare", before, worse, "-o", "json")
     assert result.code == 1
     assert {row["measure"]: row["judgement"] for row in result.json()["rows"]}["stall_ms p50"] == "worse"
     result = bare("chaos", "compare", before, slow, "-o", "json")
     assert result.code == 0
-    assert {row["measure"]: row["judgement"] for row in result.json()["rows"]}["step_ms"] == "machine slower"
+    judged = {row["measure"]: row["judgement"] for row in result.json()["rows"]}
+    assert judged["step_ms"] == judged["stall_ms max"] == "machine slower"
+    assert bare("chaos", "compare", before, with_cost("d", 900, 400)).code == 1, "by more than the machine"
     assert bare("chaos", "compare", before, before).code == 0
 
 

@@ -12,6 +12,7 @@ from ftctl.lab.journal import Journal, Journals, Line
 from ftctl.playbook import measuring
 from ftctl.playbook.judging import judge, percentile
 from ftctl.playbook.measuring import Cost, Window
+from ftctl.playbook.pace import MOST, Pace
 from ftctl.playbook.schema import Objectives
 
 COST = Cost(0, "proc-kill", "r1", 0, detect_ms=30.0, stall_ms=100.0, rejoin_s=3.0, steps_lost=0.0)
@@ -43,6 +44,36 @@ def test_a_rejoin_is_asked_of_those_who_left() -> None:
     rail = replace(COST, what="link-down", rejoin_s=None)
     assert judged({"rejoin_s": {"max": 5}}, rail, COST)["rejoin_s max"] == (3.0, True, "")
     assert not judged({"rejoin_s": {"max": 5}}, rail)["rejoin_s max"][1], "nobody came back, so nothing is proven"
+
+
+def test_limits_of_times_are_for_a_machine_that_keeps_its_pace() -> None:
+    limits = Objectives.model_validate(
+        {"stall_ms": {"max": 50}, "steps_lost": {"max": 0}, "loss_delta": {"max": 1}, "effective_time": {"min": 0.9}}
+    )
+    costs = (replace(COST, steps_lost=1.0),)
+    found = judge(limits, costs, whole={"loss_delta": 1.5, "effective_time": 0.75}, why_not={}, slower=3.0)
+    assert {j.name: (j.met, round(j.allowed, 6)) for j in found} == {
+        "stall_ms max": (True, 150),
+        "steps_lost max": (False, 0),
+        "loss_delta max": (False, 1),
+        "effective_time min": (True, 0.7),
+    }
+
+
+def test_the_pace_is_that_of_undisturbed_steps() -> None:
+    pace = Pace(200)
+    assert pace.slower == 1
+    for step_ms in (210.0, 900.0, 600.0, None, 580.0, 600.0):
+        pace.saw(step_ms)
+    assert pace.slower == 3
+    pace.disturbed = True
+    for _ in range(100):
+        pace.saw(5000.0)
+    assert pace.slower == 3, "what an incident does to a step is no slow machine"
+    usual, unknown, frozen = Pace(200), Pace(0), Pace(1)
+    for some in (usual, unknown, frozen):
+        some.saw(250.0)
+    assert (usual.slower, unknown.slower, frozen.slower) == (1, 1, MOST)
 
 
 def test_shares_have_a_least() -> None:
