@@ -57,6 +57,7 @@ from agents.monitors.linkpoller import LinkPoller
 from agents.monitors.nics import NicMonitor
 from agents.monitors.nvml_child import XidSeen
 from agents.monitors.poller import Poller
+from agents.monitors.portmemory import PortMemory
 from agents.monitors.rdma import RdmaMonitor
 from agents.monitors.xids import XidDesk
 from agents.node import Parts
@@ -220,9 +221,8 @@ class _Daemon:
         self._kennel = Kennel(settings.state_dir)
         if self._supervisor is not None:
             self._supervisor.held = self._held
-        parts = Parts(settings.node, self._injector, self._supervisor, self._registry, health)
-        nics = NicMonitor(machine.links, tuple(settings.rails), settings.management_nic)
-        rdma = RdmaMonitor(machine.sysfs, settings.state_dir / "rdma.json")
+        parts = Parts(settings.node, self._injector, self._supervisor, self._registry, health, tuple(settings.rails))
+        nics, rdma = _port_monitors(settings, machine, health)
         self._poller = Poller(parts, nics, self._gpus, rdma, poll_s=settings.poll_s, emit=emit)
         self._links = LinkPoller(parts, settings.poll_s, emit)
         evidence = Evidence(parts)
@@ -382,6 +382,16 @@ def _gpu_monitor(settings: AgentSettings, on_xid: Callable[[XidSeen], None]) -> 
 
     monitor = GpuMonitor(settings.nvml_deadline_s, expect=expect, environment=environment, on_xid=on_xid)
     return monitor, NodeGpus(look, announce, gpus)
+
+
+def _port_monitors(settings: AgentSettings, machine: Machine, health: HealthDesk) -> tuple[NicMonitor, RdmaMonitor]:
+    boot, folder, rails = machine.clock.boot_id(), settings.state_dir, tuple(settings.rails)
+    memory = PortMemory(folder / "nics.json", boot)
+    nics = NicMonitor(machine.links, rails, settings.management_nic, settings.nics, machine.sysfs, memory)
+    rdma = RdmaMonitor(machine.sysfs, PortMemory(folder / "rdma.json", boot), settings.rdma)
+    health.clears(nics.clear)
+    health.clears(rdma.clear)
+    return nics, rdma
 
 
 def _policy(

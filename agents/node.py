@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agents.api.models import ProcessView, RankView
 from agents.health.desk import HealthDesk
 from agents.injection.control import FaultControl
+from agents.injection.ledger import Entry
 from agents.recovery.ranks import RankRegistry
 from agents.recovery.supervisor import Supervisor
 
@@ -23,11 +24,22 @@ class Parts:
     supervisor: Supervisor | None
     registry: RankRegistry | None
     health: HealthDesk
+    rails: tuple[str, ...] = ()
 
     def faults_by_nic(self) -> dict[str, str]:
         """NIC -> id of the open fault on it."""
-        entries = self.injector.entries()
-        return {entry.target.nic: entry.id for entry in entries if entry.open and entry.target.nic}
+        return {nic: entry.id for entry in self.injector.entries() if entry.open for nic in self._nics_of(entry)}
+
+    def nics_faulted_lately(self) -> frozenset[str]:
+        """Whose fault was reverted just now: what they counted until then is its doing."""
+        since = time.time() - STALE_READING_S
+        over = [entry for entry in self.injector.entries() if not entry.open and (entry.reverted or 0.0) > since]
+        return frozenset(nic for entry in over for nic in self._nics_of(entry))
+
+    def _nics_of(self, entry: Entry) -> tuple[str, ...]:
+        if entry.kind == "node-down":
+            return self.rails
+        return (entry.target.nic,) if entry.target.nic else ()
 
     def faults_by_gpu(self) -> dict[int, str]:
         """Index of a GPU -> id of the open fault on it; -1: on the driver. Also one that was reverted just now: what

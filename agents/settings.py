@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from agents.api.models import DEFAULT_PORT
+from agents.monitors.portlimits import NicLimits, RdmaLimits
+from agents.section import Section
 from ftar_core.wire.ids import valid_name
 
 
 class SettingsProblem(Exception):
     """The configuration cannot be used; the message names the file, the key and the reason."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class CoordinatorAccess(Section):
@@ -88,6 +86,8 @@ class AgentSettings(Section):
     verdict_files: list[Path] = Field(default_factory=list, max_length=16)  # what other monitors write (JSON)
     xid_table: Path | None = None  # changes to agents/health/xids.yaml, in the same form
     sysfs_root: Path = Path("/sys")
+    nics: NicLimits = NicLimits()
+    rdma: RdmaLimits = RdmaLimits()
     coordinator: CoordinatorAccess | None = None
     supervision: Supervision = Field(default_factory=Supervision)
     policy: PolicySettings = Field(default_factory=PolicySettings)

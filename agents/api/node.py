@@ -38,6 +38,8 @@ class NicView(Answer):
     up: bool  # administratively
     carrier: bool
     speed_mbit: int | None = None
+    duplex: str = ""  # full, half; empty: not known
+    pcie_width: int | None = None  # lanes
     addresses: list[str] = Field(default_factory=list)  # with prefix length
     mac: str = ""
     mtu: int = 0

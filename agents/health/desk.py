@@ -19,6 +19,7 @@ from agents.host.clock import Clock, SystemClock
 
 Emit = Callable[..., None]
 Listener = Callable[[News], None]
+Forget = Callable[[str, str], Collection[str]]
 
 
 def new_incident() -> str:
@@ -36,6 +37,7 @@ class HealthDesk:
         self._lock = threading.RLock()
         self._book = IncidentBook(node, new_incident)
         self._listeners: list[Listener] = []
+        self._forgetters: list[Forget] = []
         self._monitors: dict[str, MonitorView] = {}
 
     def moment(self) -> Moment:
@@ -43,6 +45,11 @@ class HealthDesk:
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
+
+    def clears(self, forget: Forget) -> None:
+        """`forget` (kind, name of the object) is called when an operator has seen to it, and returns the codes of the
+        readings that are over with what it forgot."""
+        self._forgetters.append(forget)
 
     def see(self, scope: str, observed: Collection[Observed]) -> None:
         """A monitor's whole view, now."""
@@ -65,7 +72,8 @@ class HealthDesk:
 
     def clear(self, kind: str, name: str, why: str) -> int:
         with self._lock:
-            ended = self._book.clear(self.moment(), kind, name, why)
+            codes = {code for forget in self._forgetters for code in forget(kind, name)}
+            ended = self._book.clear(self.moment(), kind, name, why, codes)
             self._tell()
             return ended
 

@@ -79,12 +79,20 @@ class IncidentBook:
             for thing in list(self.things.values())
         )
 
-    def clear(self, now: Moment, kind: str, name: str, why: str) -> int:
-        """An operator has seen to it: what happened is over, and how often it happened is forgotten."""
+    def clear(self, now: Moment, kind: str, name: str, why: str, codes: Collection[str] = ()) -> int:
+        """An operator has seen to it: what happened is over, and how often it happened is forgotten. `codes`: of
+        readings that are over as well."""
         for key in [key for key in self.history if key[:2] == (kind, name)]:
             del self.history[key]
         thing = self.things.get((kind, name))
-        return 0 if thing is None else self._end(now, thing, lambda cause: not cause.scope, why)
+        if thing is None:
+            return 0
+        for scope, seen in thing.seen.items():
+            left = tuple(signal for signal in seen.signals if signal.code not in codes)
+            if len(left) < len(seen.signals):  # the next look finds what is still wrong
+                health = min((signal.health for signal in left), key=WORST_FIRST.index, default=Health.HEALTHY)
+                thing.seen[scope] = replace(seen, signals=left, health=health, reason=left[0].reason if left else why)
+        return self._end(now, thing, lambda cause: not cause.scope or cause.signal.code in codes, why)
 
     def tick(self, now: Moment, open_faults: Collection[str] = ()) -> None:
         """Time has passed; what injected faults did is over with them."""

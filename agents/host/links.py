@@ -80,6 +80,13 @@ class Nic(msgspec.Struct, frozen=True):
     counters: Counters = Counters()
 
 
+class LinkMode(msgspec.Struct, frozen=True):
+    """What two ends agreed on. None and empty where the device does not know."""
+
+    speed_mbit: int | None = None
+    duplex: str = ""  # full, half
+
+
 class Links(Protocol):
     """All raise HostError. Indexes, not names, because a device can be renamed while a fault is in force."""
 
@@ -100,7 +107,7 @@ class Links(Protocol):
         ...
 
     def add_neighbour(self, device: str, neighbour: Neighbour) -> bool: ...
-    def speed_mbit(self, name: str) -> int | None: ...
+    def link_mode(self, name: str) -> LinkMode: ...
 
 
 def find(nics: tuple[Nic, ...], name: str) -> Nic | None:
@@ -188,15 +195,16 @@ class NetlinkLinks:
             return False
         return True
 
-    def speed_mbit(self, name: str) -> int | None:
-        """Link speed by ETHTOOL_GSET (netdevice(7), linux/ethtool.h); None where the device does not know one."""
+    def link_mode(self, name: str) -> LinkMode:
+        """By ETHTOOL_GSET (netdevice(7), struct ethtool_cmd of linux/ethtool.h)."""
         command = bytearray(44)
         struct.pack_into("=I", command, 0, ETHTOOL_GSET)
         if not _ethtool(name, command):
-            return None
-        low, high = struct.unpack_from("=H", command, 12)[0], struct.unpack_from("=H", command, 28)[0]
+            return LinkMode()
+        low, duplex = struct.unpack_from("=HB", command, 12)
+        (high,) = struct.unpack_from("=H", command, 28)
         speed = high << 16 | low
-        return None if speed in (0, 0xFFFF, 0xFFFFFFFF) else speed
+        return LinkMode(None if speed in (0, 0xFFFF, 0xFFFFFFFF) else speed, {0: "half", 1: "full"}.get(duplex, ""))
 
     def _all_routes(self) -> list[Route]:
         answers = self._rtnl.dump(RTM_GETROUTE, RTMSG.pack(0, 0, 0, 0, 0, 0, 0, 0, 0), "list routes")

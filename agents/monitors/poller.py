@@ -16,7 +16,8 @@ from typing import Protocol
 from agents.api.models import GpuSummary, NicView, ProcessView
 from agents.health.signals import Observed
 from agents.host.errors import HostError
-from agents.monitors.nics import Judgement, NicMonitor, observed
+from agents.monitors.nicjudge import MANAGEMENT, Judgement, observed
+from agents.monitors.nics import NicMonitor
 from agents.monitors.processes import ProcessMonitor
 from agents.monitors.rdma import RdmaMonitor
 from agents.node import Parts
@@ -29,7 +30,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 @dataclass(frozen=True)
 class Snapshot:
     at: float  # monotonic
-    nics: tuple[tuple[NicView, Judgement], ...] = ()
+    nics: tuple[tuple[NicView, tuple[Judgement, ...]], ...] = ()
     processes: tuple[ProcessView, ...] = ()
     rss_mb: float = 0.0
     cpu_percent: float = 0.0
@@ -89,7 +90,8 @@ class Poller:
         faults: dict[str, str] = {}
         try:
             faults = self._parts.faults_by_nic()
-            nics = tuple(self._nics.read(time.monotonic(), faults))
+            lately = self._parts.nics_faulted_lately()
+            nics = tuple(self._nics.read(time.monotonic(), faults, wall=time.time(), lately=lately))
             trouble = ""
         except HostError as error:
             nics, trouble = before.nics, str(error)
@@ -102,14 +104,19 @@ class Poller:
             if trouble != before.trouble:
                 self._emit("node.unreadable", self._parts.name, trouble)
         else:
-            seen = [observed(view, judgement, faults.get(view.name, "")) for view, judgement in nics]
+            seen = [observed(view, judgements, faults.get(view.name, "")) for view, judgements in nics]
             self._parts.health.see("nics", seen)
         self._parts.health.monitor("nics", ok=not trouble, note=trouble)
-        self._parts.health.see("rdma", self._rdma.read(time.monotonic(), time.time()))
+        self._parts.health.see("rdma", self._rdma.read(time.monotonic(), time.time(), self._no_rails(nics)))
         gpus = self._gpus.summary()
         self._parts.health.see("gpus", self._gpus.observed(self._parts.faults_by_gpu()))
         self._parts.health.monitor("gpus", ok=not gpus.note, note=gpus.note)
         self._parts.health.tick(self._parts.open_faults())
+
+    @staticmethod
+    def _no_rails(nics: tuple[tuple[NicView, tuple[Judgement, ...]], ...]) -> list[str]:
+        """Whose RDMA ports are not used for training."""
+        return [view.name for view, _judgements in nics if view.role == MANAGEMENT]
 
     def _cpu_percent(self, before: float) -> float:
         """Of one core, over at least ten seconds: shorter spans of a process at rest are noise."""

@@ -1,94 +1,76 @@
 """RDMA ports (InfiniBand, RoCE), read from sysfs: what is wrong with which, by its state, its counters and its peers.
 
-Thresholds are those that public health tools use for the same counters. A port that was never up is no fault: nobody
-may use it. Counters are compared with what they were up to an hour ago, and the last values are kept in a file, so that
-what happened while the agent was away is seen too.
-"""
+The thresholds are settings (portlimits.py). A port that was never up is no fault, since nobody may use it, unless it
+is the only one of its kind that is not. Ports of virtual functions and of the management NIC are left out. Counters
+are compared with what they were up to an hour ago; they and the past of each port are kept in a file, so that what
+happened while the agent was away is seen too."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import msgspec
 
 from agents.api.words import Action, Health
 from agents.health.signals import Observed, Signal
 from agents.host.sysfs import Sysfs
+from agents.monitors.flaps import PortPast
+from agents.monitors.portlimits import COUNTER_RULES, HOUR_S, MINUTE_S, CounterRule, RdmaLimits
+from agents.monitors.portmemory import MAX_PORTS, PortMemory, PortRecord
 
 ACTIVE, LINK_UP = "4", "5"  # enum ib_port_state, and ib_port_phys_state of the kernel's ib_verbs.h
-GONE_POLLS = 3
-MAX_PORTS = 256
-SAVE_S = 30.0
-MINUTE_S, HOUR_S = 60.0, 3600.0
-MAX_SAVED_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Rule:
-    """More than `over` of the counter within `window_s`; `per_s`: more than `over` a second."""
-
-    counter: str
-    over: float
-    health: Health
-    window_s: float = MINUTE_S
-    per_s: bool = False
-
-
-RULES = (
-    Rule("link_downed", 0, Health.UNHEALTHY),
-    Rule("excessive_buffer_overrun_errors", 0, Health.UNHEALTHY),
-    Rule("local_link_integrity_errors", 0, Health.UNHEALTHY),
-    Rule("rnr_nak_retry_err", 0, Health.UNHEALTHY),
-    Rule("symbol_error", 120, Health.UNHEALTHY, window_s=HOUR_S),
-    Rule("symbol_error", 10, Health.DEGRADED, per_s=True),
-    Rule("link_error_recovery", 5, Health.DEGRADED),
-    Rule("port_rcv_errors", 10, Health.DEGRADED, per_s=True),
-    Rule("roce_slow_restart", 10, Health.DEGRADED, per_s=True),
-    Rule("local_ack_timeout_err", 1, Health.DEGRADED, per_s=True),
-    Rule("port_xmit_discards", 100, Health.DEGRADED, per_s=True),
-)
-COUNTERS = tuple(dict.fromkeys(rule.counter for rule in RULES))
+FLAPS, GONE, PORTS = "rdma.flaps", "rdma.gone", "rdma ports"
+PEERS = 3  # fewer have no majority
+CHECK_CABLE = "check cable, optic and switch port"
+REPAIR = "have cable, optic and adapter repaired"
 
 
 @dataclass(frozen=True)
 class Port:
-    """`name`: "mlx5_0/1". `rate`, `width`: as sysfs writes them, "400 Gb/sec (4X NDR)" and PCIe lanes "16"."""
+    """`name`: "mlx5_0/1". `rate`, `width`: as sysfs writes them, "400 Gb/sec (4X NDR)" and PCIe lanes "16". `board`:
+    what it is, such as "MT_0000000838"."""
 
     name: str
     state: str
     phys: str
     rate: str = ""
     width: str = ""
+    board: str = ""
+    layer: str = ""
     counters: Mapping[str, int] = field(default_factory=dict)
+
+    def peers(self, ports: Mapping[str, Port]) -> list[Port]:
+        """The others of its kind: the same board, and InfiniBand or Ethernet as this one."""
+        mine = (self.board, self.layer)
+        return [one for one in ports.values() if (one.board, one.layer) == mine and one.name != self.name]
 
     @property
     def up(self) -> bool:
         return self.state.partition(":")[0] == ACTIVE and self.phys.partition(":")[0] == LINK_UP
 
 
-class _Saved(msgspec.Struct):
-    """`time`: Unix seconds. `ports`: those that were up, with their counters."""
-
-    time: float
-    ports: dict[str, dict[str, int]]
+@dataclass(frozen=True)
+class _Finding:
+    code: str
+    health: Health
+    reason: str
+    action: Action = Action.CHECK
+    hint: str = CHECK_CABLE
 
 
 @dataclass
 class _History:
     """Samples (time, counters): about one a second of the last minute, about one a minute of the last hour."""
 
+    past: PortPast = field(default_factory=PortPast)
     up: bool = False
     missed: int = 0
     minute: deque[tuple[float, Mapping[str, int]]] = field(default_factory=lambda: deque(maxlen=600))
     hour: deque[tuple[float, Mapping[str, int]]] = field(default_factory=lambda: deque(maxlen=64))
 
     def add(self, now: float, counters: Mapping[str, int]) -> None:
-        if self.minute and any(counters.get(name, 0) < old for name, old in self.minute[-1][1].items()):
+        if self.minute and any(counters.get(name, old) < old for name, old in self.minute[-1][1].items()):
             self.minute.clear()  # the driver was loaded again, and counts from 0
             self.hour.clear()
         self.minute.append((now, counters))
@@ -98,98 +80,167 @@ class _History:
             while len(samples) > 1 and now - samples[0][0] > span_s:
                 samples.popleft()
 
-    def grown(self, rule: Rule) -> tuple[int, float]:
+    def grown(self, counter: str, rule: CounterRule) -> tuple[int, float]:
         """By how much within the rule's time, and the seconds in which it did."""
-        then, before = (self.minute if rule.window_s <= MINUTE_S else self.hour)[0]
+        samples = self.minute if rule.window_s <= MINUTE_S else self.hour
         now, counters = self.minute[-1]
-        return counters.get(rule.counter, 0) - before.get(rule.counter, counters.get(rule.counter, 0)), now - then
+        then, before = next((one for one in samples if now - one[0] <= rule.window_s), samples[-1])
+        return counters.get(counter, 0) - before.get(counter, counters.get(counter, 0)), now - then
 
 
 class RdmaMonitor:
-    """`read` wants to be called about once a second, from one thread."""
+    """`read` wants to be called about once a second, from one thread; `clear` by any."""
 
-    def __init__(self, sysfs: Sysfs, saved: Path) -> None:
+    def __init__(self, sysfs: Sysfs, memory: PortMemory | None = None, limits: RdmaLimits | None = None) -> None:
         self._sysfs = sysfs
-        self._saved = saved
+        self._memory = memory
+        self._limits = limits or RdmaLimits()
+        self._rules = self._limits.rules
+        self._lock = threading.Lock()
         self._known: dict[str, _History] = {}
-        self._loaded = False
-        self._saved_at = float("-inf")
+        self._loaded = memory is None
 
-    def read(self, now: float, wall: float) -> list[Observed]:
-        """`now` monotonic, `wall` Unix seconds."""
-        if not self._loaded:
-            self._load(now, wall)
-        ports = {port.name: port for port in ports_of(self._sysfs)}
-        seen = [self._one(port, ports, now) for port in ports.values()]
-        for name, history in list(self._known.items()):
-            if name in ports:
-                continue
-            history.missed += 1
-            if not history.up:
-                del self._known[name]
-            elif history.missed >= GONE_POLLS:
-                seen.append(_bad(name, "rdma.gone", Health.UNHEALTHY, "there is no such port any more", Action.CHECK))
-            else:
-                seen.append(Observed("rdma", f"rdma {name}", "not seen at this look", Health.UNKNOWN, recovered=False))
-        if ports and now - self._saved_at >= SAVE_S:
-            self._saved_at = now
-            self._save(ports, wall)
-        return seen
+    def read(self, now: float, wall: float, left_out: Collection[str] = ()) -> list[Observed]:
+        """`now` monotonic, `wall` Unix seconds; `left_out`: network devices whose ports are not to be watched."""
+        ports = {port.name: port for port in ports_of(self._sysfs, left_out)}
+        with self._lock:
+            if not self._loaded:
+                self._load(now, wall)
+            for port in ports.values():
+                self._look(port, now)
+            seen = [self._one(port, ports, now) for port in ports.values()]
+            absent = [self._absent(name, now) for name in list(self._known) if name not in ports]
+            seen += [one for one in absent if one is not None]
+            if self._memory is not None and self._known:
+                self._memory.save(now, wall, {name: self._record(name) for name in self._known})
+        return seen + self._counted(ports)
 
-    def _one(self, port: Port, ports: Mapping[str, Port], now: float) -> Observed:
+    def clear(self, kind: str, name: str) -> frozenset[str]:
+        """An operator has seen to it: its past is forgotten, and one that is gone. Returns the codes that are over."""
+        port = name.removeprefix("rdma ")
+        with self._lock:
+            history = self._known.get(port) if kind == "rdma" else None
+            if history is None:
+                return frozenset()
+            if history.missed:
+                del self._known[port]
+                return frozenset({FLAPS, GONE})
+            return frozenset({FLAPS}) if history.past.clear() else frozenset()
+
+    def _look(self, port: Port, now: float) -> None:
         history = self._known.setdefault(port.name, _History())
         history.missed = 0
+        before = history.minute[-1][1] if history.minute else port.counters
         history.add(now, port.counters)
+        counted = port.counters.get("link_downed", 0) - before.get("link_downed", 0)
+        lost = max(int(history.up and not port.up), counted if history.past.was_up else 0)
+        history.up = port.up
+        history.past.saw(now, up=port.up, lost=lost, limits=self._limits.flaps)
+
+    def _absent(self, name: str, now: float) -> Observed | None:
+        history = self._known[name]
+        history.missed += 1
+        if not history.past.was_up:
+            del self._known[name]
+            return None
+        if history.missed < self._limits.gone_polls:
+            return Observed("rdma", f"rdma {name}", "not seen at this look", Health.UNKNOWN, recovered=False)
+        history.up = False
+        history.past.saw(now, up=False, lost=0, limits=self._limits.flaps)
+        return self._told(name, _Finding(GONE, Health.UNHEALTHY, "there is no such port any more"), now)
+
+    def _one(self, port: Port, ports: Mapping[str, Port], now: float) -> Observed:
+        finding = self._finding(port, ports)
+        if finding is not None or self._known[port.name].past.flaps:
+            return self._told(port.name, finding, now)
+        self._known[port.name].past.judged(now, bad=False)
         if not port.up:
-            words = f"state {port.state or '?'}, link {port.phys or '?'}"
-            if not history.up:
-                return Observed("rdma", f"rdma {port.name}", f"not in use ({words})", Health.UNKNOWN)
-            return _bad(port.name, "rdma.down", Health.UNHEALTHY, f"went down: {words}", Action.CHECK)
-        history.up = True
-        for rule in RULES:
-            grown, span_s = history.grown(rule)
-            if grown > (rule.over * max(span_s, 1.0) if rule.per_s else rule.over):
-                reason = f"{rule.counter} grew by {grown} within {span_s:.0f} s"
-                action = Action.CHECK if rule.health is Health.UNHEALTHY else Action.WATCH
-                return _bad(port.name, f"rdma.{rule.counter}", rule.health, reason, action)
-        for what in ("rate", "width"):
-            mine = getattr(port, what)
-            usual = _usual([getattr(other, what) for other in ports.values() if other.up])
-            if mine and usual and _number(mine) < _number(usual):
-                word = "PCIe lanes" if what == "width" else "rate"
-                reason = f"{word} {mine}, its peers have {usual}"
-                return _bad(port.name, f"rdma.{what}", Health.DEGRADED, reason, Action.CHECK)
+            return Observed("rdma", f"rdma {port.name}", f"not in use ({_state(port)})", Health.UNKNOWN)
         return Observed("rdma", f"rdma {port.name}", f"up, {port.rate}" if port.rate else "up")
 
+    def _finding(self, port: Port, ports: Mapping[str, Port]) -> _Finding | None:
+        """What is worst, by itself: one fault with two symptoms must not look like two faults."""
+        history = self._known[port.name]
+        if not port.up and history.past.was_up:
+            return _Finding("rdma.down", Health.UNHEALTHY, f"went down: {_state(port)}")
+        if not port.up:
+            kin = port.peers(ports)
+            if not port.board or len(kin) < PEERS or not all(one.up for one in kin):
+                return None
+            return _Finding(
+                "rdma.unused", Health.DEGRADED, f"was never up, though all {len(kin)} others of its kind are"
+            )
+        for counter, rule in self._rules:
+            grown, span_s = history.grown(counter, rule)
+            if grown > (rule.over * max(span_s, 1.0) if rule.per_s else rule.over):
+                reason = f"{counter} grew by {grown} within {span_s:.0f} s"
+                action = Action.CHECK if rule.health is Health.UNHEALTHY else Action.WATCH
+                return _Finding(f"rdma.{counter}", rule.health, reason, action)
+        return self._compared(port, ports)
+
+    def _compared(self, port: Port, ports: Mapping[str, Port]) -> _Finding | None:
+        """With what is expected, or with its peers."""
+        limits = self._limits
+        for what, word, expected in (
+            ("rate", "rate", limits.expect_rate_gbit),
+            ("width", "PCIe lanes", limits.expect_pcie_width),
+        ):
+            mine = getattr(port, what)
+            alike = [port, *port.peers(ports)]
+            usual = _usual([getattr(other, what) for other in alike if other.up]) if expected is None else ""
+            wanted = _number(usual) if expected is None else expected
+            if mine and _number(mine) < wanted:
+                whose = f"its peers have {usual}" if usual else f"{wanted:g} is expected"
+                return _Finding(f"rdma.{what}", Health.DEGRADED, f"{word} {mine}, {whose}")
+        return None
+
+    def _told(self, name: str, finding: _Finding | None, now: float) -> Observed:
+        past, found = self._known[name].past, []
+        past.judged(now, bad=finding is not None)
+        if finding is not None:
+            repair = past.wants_repair(now, self._limits.flaps)
+            reason = f"{finding.reason}; {repair}" if repair else finding.reason
+            action, hint = (Action.CHECK, REPAIR) if repair else (finding.action, finding.hint)
+            found.append(_signal(f"rdma {name}", _Finding(finding.code, finding.health, reason, action, hint)))
+        if past.flaps:
+            hint = "repair it, then clear it (ftctl clear)"
+            found.append(_signal(f"rdma {name}", _Finding(FLAPS, Health.DEGRADED, f"flaps: {past.flaps}", hint=hint)))
+        first = found[0]
+        return Observed("rdma", f"rdma {name}", first.reason, first.health, recovered=False, signals=tuple(found))
+
+    def _counted(self, ports: Mapping[str, Port]) -> list[Observed]:
+        expected, up = self._limits.expect_ports, sum(port.up for port in ports.values())
+        if expected is None:
+            return []
+        if up >= expected:
+            return [Observed("rdma", PORTS, f"{up} are up")]
+        finding = _Finding("rdma.ports", Health.UNHEALTHY, f"{up} are up, {expected} are expected")
+        signal = _signal(PORTS, finding)
+        return [Observed("rdma", PORTS, finding.reason, finding.health, recovered=False, signals=(signal,))]
+
     def _load(self, now: float, wall: float) -> None:
-        """What was up when this was written, and its counters, as of that time or of a minute ago."""
+        """What there was when this was written, and its counters, as of that time or of a minute ago."""
         self._loaded = True
-        try:
-            with self._saved.open("rb") as file:
-                saved = msgspec.json.decode(file.read(MAX_SAVED_BYTES), type=_Saved)
-        except (OSError, msgspec.DecodeError, ValueError):
-            return
-        age_s = wall - saved.time
-        if not 0 <= age_s <= HOUR_S:
-            return
-        for name, counters in list(saved.ports.items())[:MAX_PORTS]:
-            history = self._known[name] = _History(up=True)
-            history.minute.append((now - min(age_s, MINUTE_S), counters))
-            history.hour.append((now - age_s, counters))
+        assert self._memory is not None  # noqa: S101 - nothing is to be loaded without
+        known = self._memory.load(now, wall)
+        for name, record in known.ports.items():
+            history = self._known[name] = _History(record.past, record.up)
+            if known.age_s <= HOUR_S and record.counters:
+                history.minute.append((now - min(known.age_s, MINUTE_S), record.counters))
+                history.hour.append((now - known.age_s, record.counters))
 
-    def _save(self, ports: Mapping[str, Port], wall: float) -> None:
-        up = {name: dict(port.counters) for name, port in ports.items() if self._known[name].up}
-        fresh = self._saved.with_suffix(".new")
-        with contextlib.suppress(OSError):  # a full disk: then what happens between two lives is not seen
-            fresh.write_bytes(msgspec.json.encode(_Saved(wall, up)))
-            os.replace(fresh, self._saved)
+    def _record(self, name: str) -> PortRecord:
+        history = self._known[name]
+        return PortRecord(history.past, dict(history.minute[-1][1]) if history.minute else {}, up=history.up)
 
 
-def ports_of(sysfs: Sysfs) -> list[Port]:
-    """All RDMA ports but those of virtual functions, at most MAX_PORTS."""
+def ports_of(sysfs: Sysfs, left_out: Collection[str] = ()) -> list[Port]:
+    """All RDMA ports but those of virtual functions and of the network devices `left_out`, at most MAX_PORTS."""
     root = sysfs.root / "class/infiniband"
     try:
         found = sorted(path for path in root.glob("*/ports/*") if not (path.parents[1] / "device/physfn").exists())
+        if left_out:
+            found = [p for p in found if not any((p.parents[1] / "device/net" / name).exists() for name in left_out)]
     except OSError:
         return []
     return [_port(sysfs, path.parents[1].name, path.name) for path in found[:MAX_PORTS]]
@@ -199,27 +250,32 @@ def _port(sysfs: Sysfs, device: str, number: str) -> Port:
     base = f"class/infiniband/{device}"
     at = f"{base}/ports/{number}"
     counters: dict[str, int] = {}
-    for name in COUNTERS:
+    for name in COUNTER_RULES:
         for folder in ("counters", "hw_counters"):
             value = sysfs.number(f"{at}/{folder}/{name}")
             if value is not None:
                 counters[name] = value
                 break
-    width = sysfs.text(f"{base}/device/current_link_width") or ""
-    state, phys, rate = (sysfs.text(f"{at}/{name}") or "" for name in ("state", "phys_state", "rate"))
-    return Port(f"{device}/{number}", state, phys, rate, width, counters)
+    width, board = (sysfs.text(f"{base}/{name}") or "" for name in ("device/current_link_width", "board_id"))
+    state, phys, rate, layer = (
+        sysfs.text(f"{at}/{name}") or "" for name in ("state", "phys_state", "rate", "link_layer")
+    )
+    return Port(f"{device}/{number}", state, phys, rate, width, board, layer, counters)
 
 
-def _bad(name: str, code: str, health: Health, reason: str, action: Action) -> Observed:
-    signal = Signal("rdma", f"rdma {name}", code, health, reason, action, hint="check cable, optic and switch port")
-    return Observed("rdma", f"rdma {name}", reason, health, recovered=False, signals=(signal,))
+def _state(port: Port) -> str:
+    return f"state {port.state or '?'}, link {port.phys or '?'}"
+
+
+def _signal(thing: str, finding: _Finding) -> Signal:
+    return Signal("rdma", thing, finding.code, finding.health, finding.reason, finding.action, hint=finding.hint)
 
 
 def _usual(values: list[str]) -> str:
     """What more than half of at least three have."""
     told = Counter(value for value in values if value)
     value, count = next(iter(told.most_common(1)), ("", 0))
-    return value if len(values) >= 3 and count * 2 > len(values) else ""
+    return value if len(values) >= PEERS and count * 2 > len(values) else ""
 
 
 def _number(text: str) -> float:

@@ -129,15 +129,16 @@ class SimulatedNode:
         self.injector.halted = halt.why
         cordon = Cordon(None, name, events.emit)
         health = HealthDesk(name, events.emit, rails=RAILS)
-        parts = Parts(name, self.injector, None, None, health)
+        parts = Parts(name, self.injector, None, None, health, RAILS)
         nics = NicMonitor(machine.links, RAILS, MANAGEMENT)
+        health.clears(nics.clear)
         relay = JobRelay(None)
         gpus = NoGpus()
         self.poller = LookWhenAsked(
             parts,
             nics,
             gpus,
-            RdmaMonitor(machine.sysfs, settings.state_dir / "rdma.json"),
+            RdmaMonitor(machine.sysfs),
             poll_s=settings.poll_s,
             emit=events.emit,
         )

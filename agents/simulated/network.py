@@ -11,7 +11,7 @@ import socket
 import msgspec
 
 from agents.host.errors import HostError
-from agents.host.links import Counters, Nic
+from agents.host.links import Counters, LinkMode, Nic
 from agents.host.netobjects import FOREVER_S, Address, Neighbour, Route
 from agents.host.qdiscs import TC_H_ROOT, Qdisc
 
@@ -80,8 +80,8 @@ class SimulatedLinks:
     def add_neighbour(self, device: str, neighbour: Neighbour) -> bool:
         raise HostError(f"add a neighbour to {device}", errno.EOPNOTSUPP)
 
-    def speed_mbit(self, name: str) -> int | None:
-        return SPEED_MBIT
+    def link_mode(self, name: str) -> LinkMode:
+        return LinkMode(SPEED_MBIT, "full")
 
 
 class SimulatedNft:

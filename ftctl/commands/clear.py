@@ -1,4 +1,4 @@
-"""`ftctl clear nic|gpu|nvswitch NODE/PART`."""
+"""`ftctl clear nic|rdma|gpu|nvswitch NODE/PART`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from ftctl.client.cluster import Cluster
 
 app = plain_group("Forget what was wrong with a part, because somebody has seen to it.")
-Part = Annotated[str, typer.Argument(metavar="NODE/PART", help="node1/rail0, node1/gpu3.")]
+EXAMPLES = {"nic": "rail0", "rdma": "mlx5_0/1"}
+Part = Annotated[str, typer.Argument(metavar="NODE/PART", help="node1/rail0, node1/gpu3, node1/mlx5_0/1.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why (required); shown in the events.")]
 
 
@@ -22,6 +23,13 @@ Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why (requ
 def nic(cluster: Cluster, part: Part, *, reason: Reason) -> ExitCode | None:
     """Forget what was wrong with a NIC. What is still wrong is found again at the next look."""
     return _clear(cluster, "nic", part, reason)
+
+
+@app.command()
+@with_cluster
+def rdma(cluster: Cluster, part: Part, *, reason: Reason) -> ExitCode | None:
+    """Forget what was wrong with an RDMA port (node1/mlx5_0/1). What is still wrong is found again at the next look."""
+    return _clear(cluster, "rdma", part, reason)
 
 
 @app.command()
@@ -45,12 +53,10 @@ def _clear(cluster: Cluster, kind: str, part: str, reason: str) -> ExitCode:
     from ftctl.render import document
 
     node, _, name = part.partition("/")
-    if kind != "nic" and name.startswith(kind):
+    if kind in ("gpu", "nvswitch") and name.startswith(kind):
         name = name.removeprefix(kind).strip()
     if not name or len(name) > 50:
-        raise UsageProblem(
-            part, "not of the form NODE/PART", f"ftctl clear {kind} node1/{'rail0' if kind == 'nic' else '3'}"
-        )
+        raise UsageProblem(part, "not of the form NODE/PART", f"ftctl clear {kind} node1/{EXAMPLES.get(kind, '3')}")
     if not reason.strip():
         raise UsageProblem("--reason", f"clear {kind} needs a reason, and it is empty")
     target = cluster.inventory.node(node).name

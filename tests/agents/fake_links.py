@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agents.host.errors import HostError
-from agents.host.links import Nic
+from agents.host.links import LinkMode, Nic
 from agents.host.netobjects import FOREVER_S, Address, Neighbour, Route
 from agents.host.qdiscs import TC_H_ROOT, Qdisc
 
@@ -53,6 +53,7 @@ class FakeLinks:
     broken: dict[str, int] = field(default_factory=dict)
     deaf: set[str] = field(default_factory=set)  # operations that say yes and do nothing
     calls: list[str] = field(default_factory=list)
+    modes: dict[str, LinkMode] = field(default_factory=dict)
 
     def add(self, name: str, **kwargs: object) -> Nic:
         index = len(self.devices) + 2
@@ -121,8 +122,8 @@ class FakeLinks:
         self.neighs[self._index(device)].append(neighbour)
         return True
 
-    def speed_mbit(self, name: str) -> int | None:
-        return 10_000
+    def link_mode(self, name: str) -> LinkMode:
+        return self.modes.get(name, LinkMode(10_000, "full"))
 
     def _index(self, name: str) -> int:
         return next(i for i, nic in self.devices.items() if nic.name == name)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agents.host import proc
 from agents.host.clock import SystemClock
 from agents.host.errors import HostError
-from agents.host.links import NetlinkLinks, find
+from agents.host.links import LinkMode, NetlinkLinks, find
 from agents.host.netns import may_change_network, namespace_inode
 from agents.host.netobjects import RTNEXTHOP, parse_address, parse_neighbour, parse_route
 from agents.host.rtnl import RTMSG, attr_map, attrs, pack_attr
@@ -29,8 +29,8 @@ def test_the_loopback_device_is_what_everybody_knows() -> None:
     assert (lo.index, lo.mac, lo.lower_index) == (1, "00:00:00:00:00:00", 0)
     if lo.up:
         assert "127.0.0.1/8" in [a.text for a in links.addresses(1)]
-    assert links.speed_mbit("lo") is None
-    assert links.speed_mbit("no-such-device-at-all") is None
+    assert links.link_mode("lo") == LinkMode()
+    assert links.link_mode("no-such-device-at-all") == LinkMode()
 
 
 def test_what_netlink_says_agrees_with_sysfs() -> None:
