@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftctl.playbook.measuring import Cost
-from ftctl.playbook.schema import AtLeast, Limits, Objectives
+from ftctl.playbook.objectives import AtLeast, Limits, Objectives
 
 PER_INCIDENT = ("detect_ms", "stall_ms", "rejoin_s", "steps_lost")
 OF_A_STOPWATCH = ("detect_ms", "stall_ms", "rejoin_s")  # longer on a slow machine, though nothing is wrong

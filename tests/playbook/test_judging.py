@@ -12,8 +12,8 @@ from ftctl.lab.journal import Journal, Journals, Line
 from ftctl.playbook import measuring
 from ftctl.playbook.judging import judge, percentile
 from ftctl.playbook.measuring import Cost, Window
+from ftctl.playbook.objectives import Objectives
 from ftctl.playbook.pace import MOST, Pace
-from ftctl.playbook.schema import Objectives
 
 COST = Cost(0, "proc-kill", "r1", 0, detect_ms=30.0, stall_ms=100.0, rejoin_s=3.0, steps_lost=0.0)
 
