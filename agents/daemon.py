@@ -150,7 +150,9 @@ def _run(options: argparse.Namespace) -> int:
     settings = settings.model_copy(update={"allow_faults": faults})
     known = tokens.load(settings.tokens_file)
     with _state_lock(settings.state_dir), contextlib.closing(Listeners(settings)) as listeners:
-        return _Daemon(settings, faults, known, listeners).run(stop_replicas=bool(options.stop_replicas))
+        return _Daemon(settings, faults, known, listeners, options.config).run(
+            stop_replicas=bool(options.stop_replicas)
+        )
 
 
 @contextlib.contextmanager
@@ -167,7 +169,9 @@ def _state_lock(state_dir: Path) -> Iterator[None]:
 
 
 class _Daemon:
-    def __init__(self, settings: AgentSettings, faults: bool, known: tokens.Tokens, listeners: Listeners) -> None:
+    def __init__(
+        self, settings: AgentSettings, faults: bool, known: tokens.Tokens, listeners: Listeners, config: Path
+    ) -> None:
         self._listeners = listeners
         self._faults = faults
         self._events = EventLog(settings.state_dir / "events.jsonl", settings.node)
@@ -198,6 +202,7 @@ class _Daemon:
             management_nic=settings.management_nic,
             max_faults=settings.max_faults,
             max_duration_s=settings.max_duration_s,
+            protection=tuple(filter(None, (settings.protect.of(str(config)),))),
         )
         ledger = Ledger(ledger_directory(settings.state_dir))
         job = partial(relay.facts, f"agent-{settings.node}")
@@ -214,6 +219,7 @@ class _Daemon:
                 job=job,
                 halted=self._halt.why,
                 elsewhere=local.open_faults,
+                protection=limits.protection,
             )
             self._injector = SplitFaults(local, remote)
         self._cordon = Cordon(settings.state_dir / "cordon.json", settings.node, emit)

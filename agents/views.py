@@ -12,6 +12,8 @@ from agents.api.models import (
     NodeView,
     ProblemView,
 )
+from agents.api.protect import Protection
+from agents.api.safety import ProtectView
 from agents.faults.catalog import AnyFault
 from agents.health import views as verdict_views
 from agents.http.context import VERSION, Agent
@@ -112,10 +114,16 @@ def node_view(agent: Agent) -> NodeView:
             "link_processes": agent.links.views(),
             "cordon": agent.cordon.view(),
             "halt": agent.halt.view(),
+            "protect": [_protect(one) for one in agent.parts.injector.protections()],
             "faults": faults,
             "problems": found,
         }
     )
+
+
+def _protect(rules: Protection) -> ProtectView:
+    nodes, nics, replicas = list(rules.nodes), list(rules.nics), list(rules.replicas)
+    return ProtectView(nodes=nodes, nics=nics, replicas=replicas, source=rules.source)
 
 
 def agent_info(agent: Agent) -> AgentInfo:

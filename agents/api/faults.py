@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from agents.api.base import Answer, Request
+from agents.api.safety import ProtectSaid
 from agents.api.words import FaultState
 
 
@@ -67,6 +68,7 @@ class InjectRequest(Request):
     dry_run: bool = False  # all checks, no fault; answers what would be done
     allow_last_rail: bool = False  # override the guard that keeps one healthy rail (`--allow-last-rail`)
     allow_last_replica: bool = False  # override the guard of min-replicas (`--allow-last-replica`)
+    protect: ProtectSaid | None = None  # more than the agent's own settings protect: a playbook's
     dead_man_s: float | None = None  # revert when the controller is silent for so long (POST /v1/faults/{id}/keepalive)
 
 

@@ -63,7 +63,8 @@ class Spec:
     """One kind of fault. `irreversible`: what it does cannot be undone; it happens once, and has no duration.
 
     `takes_out`: its target is lost to the job while it lasts, so the guards of the last rail or replica apply.
-    `whole_node`: it touches rails and replicas of the node, and no other fault is on them meanwhile.
+    `whole_node`: it touches rails and replicas of the node, and no other fault is on them meanwhile. `rails`: it is
+    aimed at a node and changes all rails of it.
     """
 
     kind: str
@@ -73,3 +74,4 @@ class Spec:
     irreversible: bool = False
     takes_out: bool = False
     whole_node: bool = False
+    rails: bool = False

@@ -126,6 +126,7 @@ _ALL = (
             _WAY,
         ),
         takes_out=True,
+        rails=True,
     ),
     Spec(
         "proc-kill",
@@ -195,6 +196,7 @@ _ALL = (
         "node",
         takes_out=True,
         whole_node=True,
+        rails=True,
     ),
     Spec(
         "agent-kill",

@@ -8,6 +8,7 @@ from agents.api.base import Answer
 from agents.api.cordon import CordonView
 from agents.api.faults import FaultView
 from agents.api.halt import HaltView
+from agents.api.safety import ProtectView
 from agents.api.words import Health
 
 
@@ -246,5 +247,6 @@ class NodeView(Answer):
     link_processes: list[LinkProcessView] = Field(default_factory=list)
     cordon: CordonView | None = None  # set apart: no replica is started here
     halt: HaltView | None = None  # no fault is injected here
+    protect: list[ProtectView] = Field(default_factory=list)  # what no fault may touch, a file each
     faults: list[FaultView]  # not reverted ones, and those reverted in the last minute
     problems: list[ProblemView]

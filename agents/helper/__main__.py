@@ -50,7 +50,7 @@ def main() -> None:
             print(_summary(settings))
             sys.exit(0)
         with only_one(Path(settings.state_dir) / "helper.pid"):
-            sys.exit(_run(settings, agent_uid, users))
+            sys.exit(_run(settings, options.config, agent_uid, users))
     except HelperProblem as error:
         _fail(str(error), USAGE)
     except Taken as other:
@@ -63,7 +63,7 @@ def main() -> None:
         _fail(f"{error.filename or settings.state_dir}: {error.strerror}", FAILED)
 
 
-def _run(settings: HelperSettings, agent_uid: int, users: frozenset[int]) -> int:
+def _run(settings: HelperSettings, config: Path, agent_uid: int, users: frozenset[int]) -> int:
     state_dir = Path(settings.state_dir)
     if bad := configuration.unsafe(state_dir):
         raise HelperProblem(f"state_dir {state_dir}: {bad}")
@@ -73,7 +73,7 @@ def _run(settings: HelperSettings, agent_uid: int, users: frozenset[int]) -> int
     server.open()
     try:
         left = keep_only(frozenset(wanted))  # before any thread is there
-        service = _service(settings, users)
+        service = _service(settings, config, users)
         if missing := wanted - left:
             service.bulletin.emit("helper.lacks", settings.node, f"{words(missing)}: run it as root, or grant that")
         return _serve(settings, server, service, words(left))
@@ -102,7 +102,7 @@ def _serve(settings: HelperSettings, server: HelperServer, service: Service, rig
     return 0
 
 
-def _service(settings: HelperSettings, users: frozenset[int]) -> Service:
+def _service(settings: HelperSettings, config: Path, users: frozenset[int]) -> Service:
     state_dir = Path(settings.state_dir)
 
     def machine(announced: Announced) -> Machine:
@@ -119,6 +119,7 @@ def _service(settings: HelperSettings, users: frozenset[int]) -> Service:
         management_nic=settings.management_nic,
         max_faults=settings.max_faults,
         max_duration_s=settings.max_duration_s,
+        protection=tuple(filter(None, (settings.protect.of(str(config)),))),
     )
     ledger = Ledger(ledger_directory(state_dir))
     kennel = Kennel(state_dir, "helper")
@@ -128,9 +129,16 @@ def _service(settings: HelperSettings, users: frozenset[int]) -> Service:
 def _summary(settings: HelperSettings) -> str:
     rails = ", ".join(settings.rails) or "no rails"
     users = ", ".join(str(user) for user in (settings.agent_user, *settings.process_users))
+    kinds = (
+        ("nodes", settings.protect.nodes),
+        ("NICs", settings.protect.nics),
+        ("replicas", settings.protect.replicas),
+    )
+    kept = ", ".join(f"{kind} {' '.join(patterns)}" for kind, patterns in kinds if patterns)
     return (
         f"heard: {settings.agent_user}; faults on {rails} and on processes of {users}; at most {settings.max_faults} at"
         f" a time, {settings.max_duration_s:g} s each, {settings.max_per_minute} a minute"
+        f"{f'; never on {kept}' if kept else ''}"
     )
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from agents.api.protect import Protection
 from agents.faults.catalog import CATALOG, AnyFault
 from agents.helper import wire
 from agents.helper.client import HelperGone, ask
@@ -39,15 +40,18 @@ class RemoteFaults:
         job: Callable[[], JobFacts] = JobFacts,
         halted: Callable[[], str] = str,
         elsewhere: Callable[[], tuple[OpenFault, ...]] = tuple,
+        protection: tuple[Protection, ...] = (),
     ) -> None:
         self._path, self._node, self._machine, self._emit = path, node, machine, emit
         self._job, self._elsewhere = job, elsewhere
         self.halted = halted
+        self.protection = protection  # the agent's own, which the helper holds to as well
         self._lock = threading.Lock()
         self._faults: dict[str, wire.Fault] = {}
         self._damaged: tuple[wire.Damage, ...] = ()
         self._stamp = 0
         self._able: dict[str, str] | None = None
+        self._roots: tuple[Protection, ...] = ()  # what root protects here
         self._gone = "it was not asked yet"
         self._gate = threading.Lock()  # no injection between a halt and the reverts that follow from it
         self._tidy = True  # what a predecessor left is still to be taken back
@@ -88,6 +92,10 @@ class RemoteFaults:
 
     def trouble(self) -> str:
         return f"ft-agent-helper does not answer: {self._gone}" if self._gone else ""
+
+    def protections(self) -> tuple[Protection, ...]:
+        with self._lock:
+            return self._roots
 
     def unsupported(self, fault: AnyFault) -> str:
         with self._lock:
@@ -148,6 +156,8 @@ class RemoteFaults:
             job=wire.JobSaid(job.known, job.contributing, job.min_replicas, job.problem[:500]),
             workers=self._machine.workers.all() if fault.target in ("replica", "node") else (),
             coordinator=coordinator,
+            here=tuple(sorted({worker.replica for worker in self._machine.workers.all()})),
+            protect=tuple(wire.Protected.of(one) for one in (*self.protection, *wish.protection)),
             elsewhere=tuple(
                 wire.Elsewhere(one.id, one.kind, one.nic, one.left_s, one.replica, one.rank, one.whole_node)
                 for one in self._elsewhere()
@@ -274,6 +284,7 @@ class RemoteFaults:
             return
         with self._lock:
             self._able = able.kinds if isinstance(able, wire.Able) else None
+            self._roots = tuple(one.rules() for one in able.protect) if isinstance(able, wire.Able) else ()
         if self._gone:
             self._gone = ""
             self._emit("helper.found", self._node, f"ft-agent-helper answers at {self._path}")

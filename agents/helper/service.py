@@ -97,7 +97,8 @@ class Service:
                 case wire.Look(after, after_event):
                     return self._look(after, after_event)
                 case wire.Abilities():
-                    return wire.Able({kind: self._lacks(kind) for kind in KINDS})
+                    rules = tuple(wire.Protected.of(one) for one in self._limits.protection)
+                    return wire.Able({kind: self._lacks(kind) for kind in KINDS}, rules)
         except FaultProblem as error:
             fault = None if error.entry is None else self._said(error.entry)
             return wire.Refused(error.code, error.thing, error.reason, error.hint, fault)
@@ -130,6 +131,7 @@ class Service:
                 raise FaultProblem.refused(thing, refusal)
         job = wish.job
         self._job = JobFacts(job.known, job.contributing, job.min_replicas, job.problem)
+        self.injector.here = wish.here
         self.injector.elsewhere = tuple(
             OpenFault(one.id, one.kind, one.nic, one.left_s, one.replica, one.rank, one.whole_node)
             for one in wish.elsewhere
@@ -149,6 +151,7 @@ class Service:
                 allow_last_rail=wish.allow_last_rail,
                 allow_last_replica=wish.allow_last_replica,
                 dry_run=wish.dry_run,
+                protection=tuple(one.rules() for one in wish.protect),
             )
         )
         if known is None and not wish.dry_run:

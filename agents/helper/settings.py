@@ -16,6 +16,7 @@ import msgspec
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from agents.api.protect import MAX_RULES, Protection, pattern_problem
 from ftar_core.wire.ids import valid_name
 
 MAX_BYTES = 64 * 1024
@@ -24,8 +25,22 @@ Device = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]{1,15}$")]
 Absolute = Annotated[str, msgspec.Meta(pattern=r"^/.+")]
 
 
+Patterns = Annotated[list[str], msgspec.Meta(max_length=MAX_RULES)]
+
+
 class HelperProblem(Exception):
     """The configuration cannot be used; the message names the file, the key and the reason."""
+
+
+class Protect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Patterns of what no fault may touch (agents/api/protect.py)."""
+
+    nodes: Patterns = []
+    nics: Patterns = []
+    replicas: Patterns = []
+
+    def of(self, source: str) -> Protection:
+        return Protection(tuple(self.nodes), tuple(self.nics), tuple(self.replicas), source)
 
 
 class HelperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +54,7 @@ class HelperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     state_dir: Absolute = "/var/lib/ftctl-helper"
     rails: Annotated[list[Device], msgspec.Meta(max_length=64)] = []
     management_nic: Device | None = None
+    protect: Protect = Protect()
     process_users: Annotated[list[User], msgspec.Meta(max_length=64)] = []
     max_faults: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 4
     max_duration_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 900.0
@@ -90,6 +106,10 @@ def _problem(settings: HelperSettings) -> str:
         return "rails: a rail is named twice"
     if settings.management_nic in settings.rails:
         return f"{settings.management_nic} is named as a rail and as the management NIC"
+    for kind in ("nodes", "nics", "replicas"):
+        for pattern in getattr(settings.protect, kind):
+            if problem := pattern_problem(kind, pattern):
+                return f"protect.{kind}: {problem}"
     return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agents.api.protect import Protection
 from agents.faults.catalog import CATALOG, AnyFault
 from agents.helper.remote import RemoteFaults
 from agents.injection.injector import Injection, Injector
@@ -43,6 +44,9 @@ class SplitFaults:
 
     def trouble(self) -> str:
         return self._remote.trouble()
+
+    def protections(self) -> tuple[Protection, ...]:
+        return (*self._local.protections(), *self._remote.protections())
 
     def unsupported(self, fault: AnyFault) -> str:
         return self._remote.unsupported(fault) if fault.privileged else self._local.unsupported(fault)

@@ -14,10 +14,11 @@ from typing import Annotated
 
 import msgspec
 
+from agents.api.protect import MAX_RULES, Protection
 from agents.host.workers import Worker
 from agents.injection.ledger import Entry
 
-VERSION = 1
+VERSION = 2
 REQUEST_LIMIT = 128 * 1024
 REPLY_LIMIT = 8 * 2**20
 LOOK_S = 10.0  # a Look is answered after so long even if nothing changed
@@ -54,6 +55,22 @@ class JobSaid(Part, frozen=True):
     problem: Text = ""
 
 
+class Protected(Part, frozen=True):
+    """Rules of agents/api/protect.py. They can only make the helper refuse more."""
+
+    source: Text
+    nodes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_RULES)] = ()
+    nics: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_RULES)] = ()
+    replicas: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_RULES)] = ()
+
+    @classmethod
+    def of(cls, rules: Protection) -> Protected:
+        return cls(rules.source[:500], rules.nodes, rules.nics, rules.replicas)
+
+    def rules(self) -> Protection:
+        return Protection(self.nodes, self.nics, self.replicas, self.source)
+
+
 class Request(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     pass
 
@@ -76,6 +93,8 @@ class Inject(Request, frozen=True, kw_only=True):
     allow_last_replica: bool = False
     dry_run: bool = False
     job: JobSaid = JobSaid()
+    here: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)] = ()  # replicas with processes on the node
+    protect: Annotated[tuple[Protected, ...], msgspec.Meta(max_length=8)] = ()
     workers: Annotated[tuple[Worker, ...], msgspec.Meta(max_length=1024)] = ()
     coordinator: Worker | None = None
     elsewhere: Annotated[tuple[Elsewhere, ...], msgspec.Meta(max_length=1000)] = ()
@@ -156,9 +175,10 @@ class Faults(Reply, frozen=True):
 
 
 class Able(Reply, frozen=True):
-    """Kind -> why not; empty: it can."""
+    """Kind -> why not; empty: it can. `protect`: root's own rules, for people to see."""
 
     kinds: dict[str, str]
+    protect: tuple[Protected, ...] = ()
 
 
 class Refused(Reply, frozen=True):

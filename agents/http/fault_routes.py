@@ -64,6 +64,7 @@ async def inject(agent: ThisAgent, who: Chaos, wish: InjectRequest) -> FaultView
         allow_last_rail=wish.allow_last_rail,
         allow_last_replica=wish.allow_last_replica,
         dry_run=wish.dry_run,
+        protection=() if wish.protect is None else (wish.protect.protection(),),
     )
     target = "/".join(part for part in (agent.settings.node, wish.nic or wish.replica) if part)
     entry = await agent.fault_pool.call(target, "in-force", agent.parts.injector.inject, injection)

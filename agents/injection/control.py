@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from agents.api.protect import Protection
 from agents.faults.catalog import AnyFault
 from agents.injection.injector import Injection
 from agents.injection.ledger import Damaged, Entry
 
 
 class FaultControl(Protocol):
-    """As agents/injection/injector.py, Injector. The first seven never block."""
+    """As agents/injection/injector.py, Injector. The first eight never block."""
 
     def entries(self) -> list[Entry]: ...
     def find(self, name: str) -> Entry | None: ...
@@ -20,6 +21,10 @@ class FaultControl(Protocol):
     def holds_node(self) -> bool: ...
     def trouble(self) -> str:
         """Why faults cannot be carried out at the moment, or may not be known; empty if nothing is wrong."""
+        ...
+
+    def protections(self) -> tuple[Protection, ...]:
+        """What no fault may touch here."""
         ...
 
     def unsupported(self, fault: AnyFault) -> str: ...

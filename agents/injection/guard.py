@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from agents.api.faultspecs import Param
+from agents.api.protect import Protection
 from agents.faults.contract import Params, Refusal
 from agents.host.links import Nic, find
 
@@ -26,6 +27,7 @@ class Limits:
     management_nic: str | None
     max_faults: int
     max_duration_s: float
+    protection: tuple[Protection, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class JobFacts:
 
 @dataclass(frozen=True)
 class Wish:
-    """`takes_out` and `whole_node` as in the fault's spec. `rank` below 0: all of the replica here."""
+    """`takes_out`, `whole_node` and `rails` as in the fault's spec. `rank` below 0: all of the replica here.
+    `protection`: of whoever asks, beside the agent's own."""
 
     kind: str
     target: str  # the fault's kind of target
@@ -54,6 +57,8 @@ class Wish:
     whole_node: bool = False
     allow_last_replica: bool = False
     gpu: int = -1
+    rails: bool = False
+    protection: tuple[Protection, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ def judge(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
     return (
         _duration(wish, limits)
         or (_nic(wish, facts, limits) if wish.target == "nic" else None)
+        or _protected(wish, facts, limits)
         or _replica(wish, facts)
         or _gpu(wish, facts)
         or _whole_node(wish, facts, limits)
@@ -121,6 +127,16 @@ def _nic(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
         reason = f"{wish.nic} carries the default route, so it may be the way to this node"
         return Refusal("refused", reason, "name the management NIC (`management_nic`) in the agent's configuration")
     return next((_taken(fault, wish.nic) for fault in facts.open if fault.nic == wish.nic), None)
+
+
+def _protected(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
+    """No flag overrides this. Faults on processes touch those; all others are felt by every replica of the node."""
+    nics = (wish.nic,) if wish.nic else limits.rails if wish.rails else ()
+    replicas = {"replica": (wish.replica,), "coordinator": ()}.get(wish.target, facts.replicas)
+    for protection in (*limits.protection, *wish.protection):
+        if why := protection.why(limits.node, nics, replicas):
+            return Refusal("refused", why, f"another target, or change `protect` in {protection.source}")
+    return None
 
 
 def _replica(wish: Wish, facts: Facts) -> Refusal | None:

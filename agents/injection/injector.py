@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
+from agents.api.protect import Protection
 from agents.api.words import FaultState
 from agents.faults.catalog import CATALOG, AnyFault
 from agents.faults.contract import Params, Refusal, Target
@@ -20,32 +20,16 @@ from agents.host.errors import HostError
 from agents.host.machine import Machine
 from agents.injection.beats import Beats
 from agents.injection.book import Book, Emit
-from agents.injection.guard import Facts, JobFacts, Limits, OpenFault, Wish, check_params, judge
+from agents.injection.guard import Facts, JobFacts, Limits, OpenFault, check_params, judge
 from agents.injection.ledger import Damaged, Entry, Ledger, LedgerError
 from agents.injection.lifecycle import Move, after
 from agents.injection.problems import FaultProblem
 from agents.injection.reverting import BACKOFF_S, LOCK_TIMEOUT_S, Reverter
+from agents.injection.wish import Injection, open_fault, wish_of
+
+__all__ = ["Injection", "Injector"]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,64}\Z")
-
-
-@dataclass(frozen=True)
-class Injection:
-    """A wish to inject, checked for form only. `nic` and `replica` empty where not given; durations in seconds."""
-
-    kind: str
-    owner: str
-    duration_s: float
-    nic: str = ""
-    replica: str = ""
-    rank: int = -1
-    reason: str = ""
-    params: Params = field(default_factory=dict)
-    request_id: str = ""
-    dead_man_s: float | None = None
-    allow_last_rail: bool = False
-    allow_last_replica: bool = False
-    dry_run: bool = False
 
 
 class Injector:
@@ -70,6 +54,7 @@ class Injector:
         self._closing = False
         self.whose = "agent"  # what people call this process
         self.elsewhere: tuple[OpenFault, ...] | Callable[[], tuple[OpenFault, ...]] = ()  # open ones of another ledger
+        self.here: tuple[str, ...] = ()  # replicas with processes here that the machine does not know
         self.halted: Callable[[], str] = str  # why nothing may be injected here; empty: it may
         self.beats = Beats(ledger, machine, self.book, catalog)
 
@@ -90,6 +75,9 @@ class Injector:
     def by_hand(self, entry: Entry) -> list[str]:
         return self._reverter.by_hand(entry)
 
+    def protections(self) -> tuple[Protection, ...]:
+        return self._limits.protection
+
     def unsupported(self, fault: AnyFault) -> str:
         """Why this machine cannot do it; empty if it can."""
         return fault.unsupported(self._machine)
@@ -100,7 +88,7 @@ class Injector:
 
     def open_faults(self) -> tuple[OpenFault, ...]:
         now = self.now_boot_s()
-        return tuple(self._open_fault(entry, now) for entry in self.book.open())
+        return tuple(open_fault(entry, now, self._catalog) for entry in self.book.open())
 
     def now_boot_s(self) -> float:
         return self._machine.clock.boot_s()
@@ -111,7 +99,7 @@ class Injector:
 
     def holds_node(self) -> bool:
         """A fault is open that keeps the whole node down: no replica is to be started."""
-        return any(self._open_fault(entry, 0.0).whole_node for entry in self.book.open())
+        return any(open_fault(entry, 0.0, self._catalog).whole_node for entry in self.book.open())
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -301,20 +289,7 @@ class Injector:
         if unsupported:
             raise FaultProblem("unsupported", f"{fault.kind} on {target}", unsupported)
         refusal = judge(
-            Wish(
-                fault.kind,
-                fault.target,
-                wish.nic,
-                wish.duration_s,
-                wish.dead_man_s,
-                wish.allow_last_rail,
-                wish.replica,
-                wish.rank,
-                fault.spec.takes_out,
-                fault.spec.whole_node,
-                wish.allow_last_replica,
-                target.gpu,
-            ),
+            wish_of(fault, wish, target),
             self._facts(fault, job),
             self._limits,
         ) or fault.check(self._machine, target, params)
@@ -347,17 +322,11 @@ class Injector:
 
     def _facts(self, fault: AnyFault, job: JobFacts) -> Facts:
         opened = (*self.open_faults(), *(self.elsewhere() if callable(self.elsewhere) else self.elsewhere))
+        replicas = tuple(sorted({worker.replica for worker in self._machine.workers.all()} | set(self.here)))
         if fault.target != "nic":
-            replicas = tuple(sorted({worker.replica for worker in self._machine.workers.all()}))
             return Facts((), opened, frozenset(), replicas, job)
-        return Facts(self._machine.links.nics(), opened, self._machine.links.default_route_indexes())
-
-    def _open_fault(self, entry: Entry, now: float) -> OpenFault:
-        target = entry.target
-        known = self._catalog.get(entry.kind)
-        whole = known is not None and known.spec.whole_node
-        left_s, rank = entry.due_boot_s() - now, target.rank
-        return OpenFault(entry.id, entry.kind, target.nic, left_s, target.replica, rank, whole, target.gpu)
+        links = self._machine.links
+        return Facts(links.nics(), opened, links.default_route_indexes(), replicas, job)
 
     def _make(self, fault: AnyFault, entry: Entry) -> Entry:
         """The change itself, under the lock, with the undo on disk. Active, or still armed when it went wrong."""

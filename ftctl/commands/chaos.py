@@ -168,7 +168,9 @@ def plan(cluster: Cluster, *, paths: Paths, variables: Vars = None, tags: Tags =
     async def work(agents: Agents) -> None:
         for book in books:
             environment = cluster.inventory.environment
-            found[book.name] = await planning.plan(book.playbook, agents, seed=seed, environment=environment)
+            found[book.name] = await planning.plan(
+                book.playbook, agents, seed=seed, environment=environment, file=str(book.path)
+            )
 
     cluster.run(work)
     if cluster.output.for_machines:

@@ -20,6 +20,7 @@ from ftctl.playbook import probing
 from ftctl.playbook import schema as s
 from ftctl.playbook.expressions import Expression
 from ftctl.playbook.moments import LATE_S, Moment
+from ftctl.playbook.rules import Rules
 from ftctl.playbook.running import DEAD_MAN_S, ActionFailed, Run
 from ftctl.playbook.selecting import Aim, pick_replica, resolve
 
@@ -144,7 +145,9 @@ async def aim_of(agents: Agents, fault: s.Fault, snapshot: Snapshot, rng: Random
     return aim
 
 
-async def request_for(agents: Agents, fault: s.Fault, aim: Aim, reason: str, *, dry_run: bool = False) -> InjectRequest:
+async def request_for(
+    agents: Agents, fault: s.Fault, aim: Aim, reason: str, rules: Rules, *, dry_run: bool = False
+) -> InjectRequest:
     """Raises CliError."""
     spec = SPECS[fault.inject]
     return InjectRequest(
@@ -160,6 +163,7 @@ async def request_for(agents: Agents, fault: s.Fault, aim: Aim, reason: str, *, 
         allow_last_rail=fault.allow_last_rail,
         allow_last_replica=fault.allow_last_replica,
         dead_man_s=DEAD_MAN_S,
+        protect=rules.protect,
     )
 
 
@@ -167,7 +171,7 @@ async def inject(run: Run, fault: s.Fault, aim: Aim, reason: str) -> str:
     """The fault's id. A request under way is not cut short: whether it injected must be known."""
     if not aim.node:
         raise ActionFailed(f"inject {fault.inject}", "where? the target names neither a node nor a replica")
-    request = await request_for(run.agents, fault, aim, reason or run.reason)
+    request = await request_for(run.agents, fault, aim, reason or run.reason, run.rules)
     incident = run.begin(fault.inject, aim)
     sent = asyncio.ensure_future(injection.inject(run.agents, {aim.node: request}))
     cancelled = False

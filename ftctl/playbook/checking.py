@@ -18,6 +18,8 @@ def problems(playbook: Playbook) -> Iterator[tuple[Where, str]]:
         for index, action in enumerate(getattr(playbook, part)):
             for where, fault in _faults((part, index), action):
                 yield from ((where + more, text) for more, text in _of_fault(fault))
+                if why := _protected(fault, playbook):
+                    yield (*where, "target"), why
 
 
 def _faults(where: Where, action: Any) -> Iterator[tuple[Where, Fault]]:
@@ -48,6 +50,15 @@ def _of_fault(fault: Fault) -> Iterator[tuple[Where, str]]:
     for param in spec.params:
         if param.default is None and param.name not in fault.params:
             yield ("inject",), f"{fault.inject} needs `with: {{{param.name}: ...}}` ({param.help})"
+
+
+def _protected(fault: Fault, playbook: Playbook) -> str:
+    """As far as names say it; where a replica runs, the agents know."""
+    rules, target = playbook.protect.of("this playbook"), fault.target
+    nics = (target.nic,) if target.nic else ()
+    replicas = (target.replica,) if target.replica and target.replica != "any" else ()
+    node = target.node if target.node and target.node != "any" else ""
+    return rules.why(node, nics, replicas)
 
 
 def _target(fault: Fault, spec: Spec) -> str:

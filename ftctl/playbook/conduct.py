@@ -175,9 +175,15 @@ async def _one(stage: Stage, book: Loaded, agents: Agents) -> Finished:
         def say(text: str) -> None:
             stage.talk.now(f"{playbook.name}: {text}")
 
-        pace = Pace(playbook.lab.step_ms if lab is not None else None)
         result = await engine.play(
-            playbook, agents, journal, seed=stage.seed, environment=stage.environment, say=say, pace=pace
+            playbook,
+            agents,
+            journal,
+            seed=stage.seed,
+            environment=stage.environment,
+            say=say,
+            pace=Pace(playbook.lab.step_ms if lab is not None else None),
+            file=str(book.path),
         )
         finished = await judge_run(playbook, result, agents, journal, stage.lab)
         finished = replace(finished, seconds=world.monotonic() - begun)

@@ -25,6 +25,7 @@ from ftctl.playbook.expressions import evaluate
 from ftctl.playbook.facts import Facts, look
 from ftctl.playbook.journal import Journal, JournalError
 from ftctl.playbook.pace import Pace
+from ftctl.playbook.rules import rules_of
 from ftctl.playbook.running import Incident, Run
 from ftctl.playbook.schema import Playbook, Probe
 
@@ -76,9 +77,11 @@ async def play(
     environment: str,
     say: Callable[[str], None],
     pace: Pace,
+    file: str,
 ) -> Result:
-    """Never raises for what happens to the cluster: the Result says it."""
-    run = Run(agents, journal, Random(f"{seed}/{playbook.name}"), say, f"playbook {playbook.name}", pace)
+    """Never raises for what happens to the cluster: the Result says it. `file`: what refusals name."""
+    dice, rules = Random(f"{seed}/{playbook.name}"), rules_of(playbook, file)
+    run = Run(agents, journal, dice, say, f"playbook {playbook.name}", pace, rules)
     result = Result(Ended("failed", "not begun"), run.incidents, pace)
     if environment not in playbook.environments:
         allowed = ", ".join(playbook.environments)

@@ -17,6 +17,7 @@ from ftctl.playbook.actions import aim_of, request_for, sentence
 from ftctl.playbook.expressions import evaluate
 from ftctl.playbook.facts import look
 from ftctl.playbook.moments import LATE_S
+from ftctl.playbook.rules import Rules, rules_of
 from ftctl.playbook.schema import Playbook
 from ftctl.playbook.selecting import Aim, pick_replica
 
@@ -32,18 +33,28 @@ class Line:
     code: ExitCode = ExitCode.OK
 
 
-async def plan(playbook: Playbook, agents: Agents, *, seed: int, environment: str) -> list[Line]:
+@dataclass(frozen=True)
+class _Cluster:
+    """What all lines of a plan go by."""
+
+    agents: Agents
+    snapshot: Snapshot
+    rng: Random
+    rules: Rules
+
+
+async def plan(playbook: Playbook, agents: Agents, *, seed: int, environment: str, file: str) -> list[Line]:
     snapshot = await agents.snapshot()
-    rng = Random(f"{seed}/{playbook.name}")
+    cluster = _Cluster(agents, snapshot, Random(f"{seed}/{playbook.name}"), rules_of(playbook, file))
     lines: list[Line] = []
     if environment not in playbook.environments:
         why = f"refused: this cluster's environment is {environment or 'not named'}"
         lines.append(Line("environment", ", ".join(playbook.environments), "", why, ExitCode.REFUSED))
     lines += [await _probe(probe, snapshot, agents) for probe in playbook.steady_state]
     for action in playbook.method:
-        lines += await _action("method", action, snapshot, agents, rng)
+        lines += await _action("method", action, cluster)
     for action in playbook.cleanup:
-        lines += await _action("clean-up", action, snapshot, agents, rng)
+        lines += await _action("clean-up", action, cluster)
     lines.append(Line("clean-up", "revert every fault of this run", "", "always"))
     return lines
 
@@ -58,34 +69,34 @@ async def _probe(probe: Any, snapshot: Snapshot, agents: Agents) -> Line:
     )
 
 
-async def _action(phase: str, action: Any, snapshot: Snapshot, agents: Agents, rng: Random) -> list[Line]:
+async def _action(phase: str, action: Any, cluster: _Cluster) -> list[Line]:
     at = getattr(action, "at", None)
     if at is not None and at.time is not None and at.time.unix is not None:
-        left = at.time.left(began=0.0, now=agents.world.unix_time())
+        left = at.time.left(began=0.0, now=cluster.agents.world.unix_time())
         if left < -LATE_S:
             return [Line(phase, sentence(action), "", f"would not be done: {at.time} is over", ExitCode.FAILED)]
     if isinstance(action, s.Parallel):
-        return [line for inner in action.parallel for line in await _action(phase, inner, snapshot, agents, rng)]
+        return [line for inner in action.parallel for line in await _action(phase, inner, cluster)]
     if isinstance(action, s.Storm):
         first = Line(phase, sentence(action), "", "each of the mix, as it would be now:")
-        return [first, *[await _fault(phase, fault, snapshot, agents, rng) for fault in action.storm.mix]]
+        return [first, *[await _fault(phase, fault, cluster) for fault in action.storm.mix]]
     if isinstance(action, s.Fault):
-        return [await _fault(phase, action, snapshot, agents, rng)]
+        return [await _fault(phase, action, cluster)]
     for verb in ("drain", "evict", "rejoin"):
         if type(action) is s.VERBS[verb]:
-            return [await _member(phase, verb, action, snapshot, agents=agents, rng=rng)]
+            return [await _member(phase, verb, action, cluster)]
     where = "this machine" if isinstance(action, s.Command | s.Http) else ""
     return [Line(phase, sentence(action), where, "")]
 
 
-async def _fault(phase: str, fault: s.Fault, snapshot: Snapshot, agents: Agents, rng: Random) -> Line:
+async def _fault(phase: str, fault: s.Fault, cluster: _Cluster) -> Line:
     what = sentence(fault) if type(fault) in s.VERBS.values() else f"inject {fault.inject}"
-    aim = Aim()
+    aim, agents = Aim(), cluster.agents
     try:
-        aim = await aim_of(agents, fault, snapshot, rng)
+        aim = await aim_of(agents, fault, cluster.snapshot, cluster.rng)
         if not aim.node:
             raise CliError("", "where? the target names neither a node nor a replica", code=ExitCode.USAGE)
-        request = await request_for(agents, fault, aim, "plan", dry_run=True)
+        request = await request_for(agents, fault, aim, "plan", cluster.rules, dry_run=True)
         outcome = await injection.inject(agents, {aim.node: request})
         if error := outcome.errors.get(aim.node):
             raise error
@@ -96,14 +107,14 @@ async def _fault(phase: str, fault: s.Fault, snapshot: Snapshot, agents: Agents,
     return Line(phase, what, str(aim), undo or "the agent would do it")
 
 
-async def _member(phase: str, verb: str, action: Any, snapshot: Snapshot, *, agents: Agents, rng: Random) -> Line:
+async def _member(phase: str, verb: str, action: Any, cluster: _Cluster) -> Line:
     name = who = getattr(action, verb)
     try:
-        name = pick_replica(who, snapshot, rng)
+        name = pick_replica(who, cluster.snapshot, cluster.rng)
         if verb == "rejoin":
             return Line(phase, f"rejoin {name}", name, "after what stands before it")
         request = ReplicaAction(reason="plan", dry_run=True, rejoin=getattr(action, "rejoin", True))
-        answer = await replicas.act(agents, snapshot, verb, name, request)
+        answer = await replicas.act(cluster.agents, cluster.snapshot, verb, name, request)
     except CliError as error:
         return Line(phase, f"{verb} {who}", name, str(error), error.code)
     return Line(phase, f"{verb} {who}", name, answer.text or "the coordinator would do it")

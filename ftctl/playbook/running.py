@@ -14,6 +14,7 @@ from ftctl.client.cluster import Agents, Snapshot
 from ftctl.errors import CliError
 from ftctl.playbook.journal import Journal
 from ftctl.playbook.pace import Pace
+from ftctl.playbook.rules import Rules
 from ftctl.playbook.selecting import Aim
 
 DEAD_MAN_S = 10.0  # agents take faults back when this controller is silent for so long
@@ -46,6 +47,7 @@ class Run:
     say: Callable[[str], None]
     reason: str
     pace: Pace
+    rules: Rules = field(default_factory=Rules)
     repeat: int = 0
     began: float = 0.0  # monotonic seconds, of this round of the method
     incidents: list[Incident] = field(default_factory=list)

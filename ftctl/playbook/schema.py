@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
+from agents.api.safety import ProtectRules
 from ftctl import durations
 from ftctl.playbook import expressions, facts, mixes, moments
 from ftctl.playbook.objectives import MIN_FOR_P95, Limits, Objectives, Strict
@@ -313,6 +314,10 @@ class Playbook(Strict):
     steady_state: list[Probe] = Field(min_length=1, max_length=MAX_ACTIONS)
     method: list[Action] = Field(min_length=1, max_length=MAX_ACTIONS)
     objectives: Objectives = Objectives()
+    protect: ProtectRules = Field(
+        default_factory=ProtectRules,
+        description="patterns of nodes, NICs and replicas that no fault of it may touch; agents have such rules too",
+    )
     stop_if: StopIf = Field(default_factory=list)
     cleanup: list[Action] = Field(default_factory=list, max_length=MAX_ACTIONS)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Union
 
 from agents.api.models import FaultView, JobAccount, JobState, LinkView, NicView, NodeView, RankView
-from ftctl.client import links
+from ftctl.client import links, protection
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, rail_word, recommend
 from ftctl.context import World
@@ -166,6 +166,7 @@ def replicas(snapshot: Snapshot) -> list[Document]:
                 "diverged": r.diverged,
                 "phase": r.phase,
                 "heartbeat_age_ms": r.heartbeat_age_ms,
+                "protected": protection.of_replica(snapshot, r.name),
             }
             for r in snapshot.job.replicas
         ]
@@ -191,6 +192,7 @@ def replicas(snapshot: Snapshot) -> list[Document]:
             "diverged": "",
             "phase": "",
             "heartbeat_age_ms": None,
+            "protected": protection.of_replica(snapshot, name),
         }
         for name, ranks in sorted(found.items())
     ]
@@ -205,6 +207,8 @@ def _node(answer: NodeAnswer) -> Document:
             "error": str(answer.error or ""),
             "cordon": None,
             "halt": None,
+            "protected": "",
+            "protect": [],
             "rails": [],
             "gpus": [],
             "gpu_note": "",
@@ -218,6 +222,8 @@ def _node(answer: NodeAnswer) -> Document:
         "error": "",
         "cordon": view.cordon.model_dump(mode="json") if view.cordon is not None else None,
         "halt": view.halt.model_dump(mode="json") if view.halt is not None else None,
+        "protected": protection.of_node(view),
+        "protect": [rules.model_dump(mode="json") for rules in view.protect],
         "rails": [_rail(view, nic) for nic in view.nics if nic.role == "rail"],
         "nics": [nic.model_dump(mode="json") for nic in view.nics if nic.role != "rail"],
         "gpus": [gpu.model_dump(mode="json") for gpu in view.gpus.devices],
@@ -237,6 +243,7 @@ def _rail(view: NodeView, nic: NicView) -> Document:
         "links": dataclasses.asdict(links.over(view, nic)),
         "injected": nic.injected or cause is not None,
         "fault": cause.id if cause else None,
+        "protected": protection.of_nic(view, nic.name),
     }
 
 

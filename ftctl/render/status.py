@@ -8,7 +8,7 @@ from rich.console import ConsoleRenderable
 from rich.text import Text
 
 from agents.api.models import FaultView, JobState, NicView, NodeView
-from ftctl.client import links
+from ftctl.client import links, protection
 from ftctl.client.cluster import NodeAnswer, Snapshot
 from ftctl.client.problems import Problem, fault_on, is_bad, rail_word, recommend
 from ftctl.durations import show
@@ -143,6 +143,8 @@ def _node(answer: NodeAnswer, wide: bool, every: bool) -> tuple[Cell, ...]:
     agent = Text(f"pid {view.agent.pid}, {show(view.agent.age_s)}")
     if view.cordon is not None:
         agent.append(", ").append("cordoned", style=PASSING)
+    if protection.of_node(view):
+        agent.append(", ").append("protected", style=GOOD)
     extra = (f"{view.agent.rss_mb:.0f} MB", f"{view.agent.cpu_percent:.1f} %") if wide else ()
     count = sum(1 for f in view.faults if not f.state.over)
     faults = Text(str(count), style=PASSING) if count else Text("-")
@@ -175,6 +177,8 @@ def rail(view: NodeView, nic: NicView, *, wide: bool) -> Text:
         text.append(f" {speed(nic.speed_mbit)}")
     if document.is_active(view, nic):
         text.append(" active")
+    if protection.of_nic(view, nic.name) and not protection.of_node(view):
+        text.append(" protected")
     if said := links.sentence(links.over(view, nic)):
         text.append(f" {said}")
     if wide:
@@ -214,7 +218,8 @@ def _replicas(snapshot: Snapshot, wide: bool) -> Iterator[tuple[Cell, ...]]:
             *(_pace(r) if wide else ()),
             str(r["reason"])
             + ("; a straggler: the others wait for it" if r["straggler"] else "")
-            + ("; its results differ from the others'" if r["diverged"] else ""),
+            + ("; its results differ from the others'" if r["diverged"] else "")
+            + ("; protected: no fault may hit it" if r["protected"] else ""),
         )
 
 

@@ -174,11 +174,11 @@ def test_strangers_and_garbage_are_turned_away_and_cost_nothing(node: Node) -> N
     for junk in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff\xff\xff\xff" + b"x" * 64,
-        framed({"version": 1, "request": {"type": "Inject", "kind": "link-down"}}),
-        framed({"version": 1, "request": {"type": "Revert", "name": "f", "why": "w", "undo": "x"}}),
-        framed({"version": 1, "request": {"type": "Revert", "name": "f" * 65, "why": "w"}}),
-        framed({"version": 1, "request": {"type": "Exec", "command": "id"}}),
-        framed({"version": 2, "request": {"type": "Abilities"}}),
+        framed({"version": wire.VERSION, "request": {"type": "Inject", "kind": "link-down"}}),
+        framed({"version": wire.VERSION, "request": {"type": "Revert", "name": "f", "why": "w", "undo": "x"}}),
+        framed({"version": wire.VERSION, "request": {"type": "Revert", "name": "f" * 65, "why": "w"}}),
+        framed({"version": wire.VERSION, "request": {"type": "Exec", "command": "id"}}),
+        framed({"version": wire.VERSION + 1, "request": {"type": "Abilities"}}),
         framed(["x"] * 10_000),
         b"\x04\0\0\0\xdd\xff\xff\xff",
     ):

@@ -166,6 +166,50 @@ def test_the_life_of_a_fault_as_an_operator_sees_it(run: Run, agent: RealAgent) 
     assert run("faults").err == "no faults\n"
 
 
+BOOK = """\
+version: 1
+name: rehearsal
+environments: [staging]
+steady_state: [{expect: faults.active == 0}]
+protect: {replicas: [r7], nodes: ["PATTERN"]}
+method:
+  - {inject: noop, target: {node: any}, duration: 5s}
+"""
+
+
+def test_what_a_playbook_or_an_agent_protects_is_refused_in_a_plan_and_shown(
+    run: Run, bare: Run, agent: RealAgent, folder: Path
+) -> None:
+    inventory = agent.folder / "unix.yaml"
+    inventory.write_text(inventory.read_text() + "environment: staging\n")
+    path = folder / "book.yaml"
+    path.write_text(BOOK.replace("PATTERN", "other*"))
+    assert run("chaos", "plan", str(path)).code == 0
+    path.write_text(BOOK.replace("PATTERN", "node[0-3]"))
+    plan = run("chaos", "plan", str(path), "-o", "json")
+    assert plan.code == 7
+    (line,) = [line for line in plan.json()["plans"][0]["lines"] if line["code"]]
+    assert f'node0: node0 is protected (nodes: "node[0-3]" in {path})' in line["says"]
+    path.write_text(BOOK.replace("PATTERN", "other*").replace("node: any", "node: other1"))
+    wrong = bare("chaos", "validate", str(path))
+    assert wrong.code == 2
+    assert f'{path}:7: other1 is protected (nodes: "other*" in this playbook)' in wrong.err
+    path.write_text(BOOK.replace("r7", "'r 7'"))
+    assert "is no pattern of a name" in bare("chaos", "validate", str(path)).err
+
+    agent.end()
+    config = agent.folder / "agent.yaml"
+    config.write_text(config.read_text() + "protect: {nodes: [node0], nics: [eth9]}\n")
+    agent.start()
+    refused = run("inject", "noop", "--node", "node0", "--dry-run")
+    assert refused.code == 7
+    assert f'node0 is protected (nodes: "node0" in {config})' in refused.err
+    assert ", protected" in run("status").out
+    document = run("status", "-o", "json").json()["nodes"][0]
+    assert document["protected"] == f'nodes: "node0" in {config}'
+    assert document["protect"][0]["nics"] == ["eth9"]
+
+
 def test_a_killed_agent_is_a_row_and_its_fault_is_gone_when_it_is_back(run: Run, agent: RealAgent) -> None:
     assert run("inject", "noop", "--node", "node0", "--duration", "30s").code == 0
     agent.end(signal.SIGKILL)
