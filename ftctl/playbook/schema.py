@@ -176,6 +176,8 @@ class Steps(Strict):
 
 
 class Sleep(Strict):
+    """Do nothing for a while."""
+
     sleep: Duration
 
 
@@ -238,6 +240,8 @@ class StormPlan(Strict):
 
 
 class Storm(Strict):
+    """Faults at random intervals, see below."""
+
     storm: StormPlan
 
 

@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from ftctl.errors import UsageProblem
 from ftctl.playbook import mixes
 from ftctl.playbook import schema as s
+from ftctl.playbook.__main__ import PAGE, page
 from ftctl.playbook.conduct import by_lab
 from ftctl.playbook.moments import Moment
 from ftctl.playbook.reading import find, load, variables_of
@@ -40,6 +41,11 @@ def test_every_playbook_that_ships_is_valid_and_tells_what_it_shows(path: Path) 
     assert playbook.name == path.stem
     assert playbook.description
     assert playbook.tags
+
+
+def test_the_reference_is_made_from_the_schema() -> None:
+    assert PAGE.read_text() == page(), "run: python -m ftctl.playbook"
+    assert all(f"| `{verb}` |" in page() for verb in s.VERBS)
 
 
 def test_playbooks_of_one_lab_run_beside_each_other() -> None:
