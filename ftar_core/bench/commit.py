@@ -4,6 +4,9 @@ The coordinator is the real one, the leaders are the job's own classes, each in 
 simulated, with a socket each, and do nothing but report and take orders (bench/commit_ranks.py). Heartbeats run beside
 at the default interval.
 
+A rank on its leader's node is connected by a Unix socket, one on another node by TCP. The simulated ones are all on one
+node: `--ranks tcp` connects them as if none was on its leader's.
+
 COMMIT is the time from the moment when the last rank has reported to the moment when the commit has arrived at the
 socket of the last rank. In a job every rank has a core of its own; here all share one machine, so the simulated ranks
 run when the others leave a core free, and what they cost is told: "ranks" is their share of all CPU time. SEEN is the
@@ -30,6 +33,7 @@ MS = number(".1f", " ms")
 COLUMNS = (
     Column("shape", "shape", 9),
     Column("ranks", "ranks", 7),
+    Column("way", "over", 5),
     Column("commit_ms_p50", "commit p50", 12, MS, at_most(GOAL_MS)),
     Column("commit_ms_p99", "p99", 10, MS),
     Column("seen_ms_p50", "seen p50", 11, MS),
@@ -44,7 +48,7 @@ COLUMNS = (
 
 
 def measure(replicas: int, ranks: int, options: argparse.Namespace, report: Callable[[str, float], None]) -> Row:
-    with running(replicas, ranks, options.steps, options.period_ms / 1000) as run:
+    with running(replicas, ranks, options.steps, options.period_ms / 1000, near=options.ranks == "unix") as run:
         report("starting", 0)
         run.start()
         commit, seen, used = run.commits(report)
@@ -54,11 +58,14 @@ def measure(replicas: int, ranks: int, options: argparse.Namespace, report: Call
         if replicas > 1:
             epoch_ms = run.lose(f"r{replicas - 1}")
             join_ms = run.join(f"r{replicas - 1}")
+        unix = sum(run.near.values())
     total = sum(used.values())
     return {
         "shape": f"{replicas}x{ranks}",
         "replicas": replicas,
         "ranks": replicas * ranks,
+        "way": "unix" if unix == replicas * (ranks - 1) > 0 else "both" if unix else "tcp",
+        "unix_sockets": unix,
         "commits": len(commit),
         "period_ms": options.period_ms,
         "commit_ms_p50": round(percentile(commit, 0.5), 2),
@@ -96,6 +103,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shape", default=SHAPES, help="replicas x ranks of each")
     parser.add_argument("--steps", type=int, default=200, help="commits that are measured")
     parser.add_argument("--period-ms", type=float, default=1000.0, help="length of a step: the ranks report together")
+    parser.add_argument("--ranks", choices=("unix", "tcp"), default="unix", help="how they reach their leader")
     parser.add_argument("--quick", action="store_true", help="a short run: 4x16 and 32x1, 20 commits each")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print")
     options = parser.parse_args(argv)

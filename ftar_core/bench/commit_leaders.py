@@ -11,9 +11,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ftar_core.bench.commit_ranks import DIGEST, JOB, WEIGHT, epoch_of, info
+from ftar_core.bench.commit_stamps import Stamps
 from ftar_core.bench.limits import raise_descriptors
 from ftar_core.bench.orphan import end_with_parent
 from ftar_core.protocol.effects import ApplyCommit, EnterEpoch, FollowSources, TellParts
@@ -27,10 +30,21 @@ from ftar_core.runtime.team import RankFacts
 from ftar_core.wire.address import Address
 from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import EpochInfo, Outline
-from ftar_core.wire.team import Ballot
+from ftar_core.wire.messages import EpochInfo, Message, Outline
+from ftar_core.wire.team import Ballot, CommitOrder
 
 WAIT_S = 600.0
+
+
+class StampedLeader(TeamLeader):
+    """Notes when a commit was handed to all its ranks."""
+
+    handed: Callable[[int], None]
+
+    def _order(self, message: Message) -> None:
+        super()._order(message)
+        if isinstance(message, CommitOrder):
+            self.handed(message.commit.step)
 
 
 class Leader:
@@ -39,6 +53,8 @@ class Leader:
     def __init__(self, replica: str, spec: dict[str, Any]) -> None:
         host, port = spec["coordinator"]
         self._replica = replica
+        self._number = int(replica[1:])
+        self._stamps = Stamps(Path(spec["stamps"]), spec["replicas"])
         self._epoch: EpochInfo | None = None
         self._pulse = Pulse(0)
         settings = Settings(
@@ -51,7 +67,7 @@ class Leader:
             rank=0,
             world_size=spec["ranks"],
         )
-        self._team = TeamLeader(
+        self._team = StampedLeader(
             settings,
             self,
             lambda state: Member(JOB, replica, time.monotonic(), WAIT_S, state),
@@ -60,6 +76,7 @@ class Leader:
             publish=lambda address: say(leader=replica, host=address.host, port=address.port, pid=os.getpid()),
             pulse=self._pulse,
         )
+        self._team.handed = lambda step: self._stamps.committed(self._number, step, time.time())
 
     def run(self, commands: int) -> None:
         """Until the pipe of commands ends."""
@@ -91,6 +108,7 @@ class Leader:
         pass
 
     def enter_epoch(self, order: EnterEpoch) -> None:
+        self._stamps.entered(self._number, order.epoch.id.number, time.time())
         self._epoch = order.epoch
         self._reduce(order.epoch, order.step)
 

@@ -2,9 +2,9 @@
 
 A rank does nothing but report that a step is reduced and take orders. It speaks to its leader as `runtime/follower.py`
 does, or, where replicas have one rank, to the coordinator as a member does. When an order has reached a rank is the
-kernel's word (SO_TIMESTAMPNS, socket(7): when the last bytes arrived in the socket's buffer), not when this process
-came to read it: in a job every rank has a core of its own, here they share what the coordinator and the leaders leave
-over, and run when nobody else wants to (SCHED_IDLE, sched(7)).
+kernel's word (SO_TIMESTAMPNS, socket(7): when the last bytes arrived in the socket's buffer; over a Unix socket the
+leader's, commit_stamps.py), not when this process came to read it: in a job every rank has a core of its own, here they
+share what the coordinator and the leaders leave over, and run when nobody else wants to (SCHED_IDLE, sched(7)).
 
 Lines of JSON in (commands) and out (what was measured). Times are CLOCK_REALTIME seconds, as the kernel's stamps are.
 """
@@ -28,8 +28,10 @@ import msgspec
 from ftar_core.bench.limits import raise_descriptors
 from ftar_core.bench.orphan import end_with_parent
 from ftar_core.protocol.events import StepReduced
+from ftar_core.runtime.nearby import dial_near, is_near
 from ftar_core.runtime.team import report_of
 from ftar_core.wire import heartbeat
+from ftar_core.wire.address import Address
 from ftar_core.wire.codec import FRAME_LIMIT, STRANGER_LIMIT, FrameParser, encode, from_coordinator, nonce, prove
 from ftar_core.wire.ids import NO_EPOCH, EpochId, Term
 from ftar_core.wire.messages import (
@@ -105,10 +107,21 @@ class _Out:
 
 
 class Ranks:
-    """All ranks of this process. `period_s`: they report together at whole multiples of it."""
+    """All ranks of this process. `period_s`: they report together at whole multiples of it. `near`: they use their
+    leader's Unix socket, as ranks on its node do."""
 
-    def __init__(self, token: bytes, coordinator: tuple[str, int], size: int, period_s: float, seed_state: str) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        coordinator: tuple[str, int],
+        size: int,
+        period_s: float,
+        seed_state: str,
+        *,
+        near: bool,
+    ) -> None:
         self._token, self._coordinator, self._size, self._period_s = token, coordinator, size, period_s
+        self._near = near and size > 1
         self._state = seed_state
         self._poll = select.epoll()
         self._ranks: dict[int, Rank] = {}
@@ -183,15 +196,22 @@ class Ranks:
         """A few at a time, so that those who are asked for the token answer in time."""
         for _ in range(min(CONNECTS_A_TURN, len(self._to_connect))):
             replica, number, address = self._to_connect.popleft()
-            sock = socket.create_connection(address, timeout=30)
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            sock = self._dial(address)
             decoder: Any = from_leader if self._size > 1 else from_coordinator
             rank = Rank(replica, number, self._size == 1, sock, FrameParser(decoder, FRAME_LIMIT), address)
             self._ranks[sock.fileno()] = rank
             self._by_replica.setdefault(replica, []).append(rank)
             self._poll.register(sock.fileno(), select.EPOLLIN)
+
+    def _dial(self, address: tuple[str, int]) -> socket.socket:
+        near = dial_near(Address(*address)) if self._near else None
+        if near is not None:
+            return near
+        sock = socket.create_connection(address, timeout=30)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        return sock
 
     def _lose(self, replica: str) -> None:
         ranks = self._by_replica.pop(replica, [])
@@ -220,7 +240,7 @@ class Ranks:
             if rank.beat is None:  # not taken in: a rank tries again
                 self._to_connect.append((rank.replica, rank.number, rank.address))
             return
-        at = time.time()
+        at = 0.0 if is_near(rank.sock) else time.time()
         for level, kind, stamp in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
                 seconds, nanoseconds = STAMP.unpack(stamp)
@@ -272,7 +292,7 @@ class Ranks:
                         self._say(follows=rank.replica)
             case Welcomed(cookie, port, interval_ms, _):
                 self._interval_s = interval_ms / 1000
-                rank.beat = self._beat(rank, cookie), (rank.sock.getpeername()[0], port)
+                rank.beat = self._beat(rank, cookie), (rank.address[0], port)
             case Welcome():
                 self._interval_s = message.heartbeat_interval_ms / 1000
                 rank.beat = self._beat(rank, message.cookie), (self._coordinator[0], message.heartbeat_port)
@@ -324,6 +344,7 @@ class Ranks:
                 seen=time.time(),
                 epoch=[epoch.term.number, epoch.term.coordinator, epoch.number],
                 beats=self._beats,
+                near=self._nearby(),
             )
             self._next(commit.step + 1)
 
@@ -334,7 +355,11 @@ class Ranks:
                 self._idle = True
                 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             self._say(
-                entered=epoch.id.number, has=self._out["epoch"].last, seen=time.time(), members=len(epoch.members)
+                entered=epoch.id.number,
+                has=self._out["epoch"].last,
+                seen=time.time(),
+                members=len(epoch.members),
+                near=self._nearby(),
             )
             self._next(step)
 
@@ -346,6 +371,10 @@ class Ranks:
         out.missing -= 1
         out.last = max(out.last, at)
         return out.missing == 0
+
+    def _nearby(self) -> int:
+        """So many ranks are connected by Unix sockets."""
+        return sum(is_near(rank.sock) for rank in self._ranks.values())
 
     def _next(self, step: int) -> None:
         """All here are ready for this step: they report at the next multiple of the period."""
@@ -412,7 +441,7 @@ def main() -> int:
     raise_descriptors(spec["descriptors"])
     token = spec["token"].encode()
     host, port = spec["coordinator"]
-    Ranks(token, (host, port), spec["ranks"], spec["period_s"], "state").run()
+    Ranks(token, (host, port), spec["ranks"], spec["period_s"], "state", near=spec["near"]).run()
     return 0
 
 

@@ -20,6 +20,7 @@ from statistics import mean
 from typing import Any
 
 from ftar_core.bench.commit_ranks import JOB
+from ftar_core.bench.commit_stamps import Stamps
 from ftar_core.bench.report import BenchError
 
 WARM_UP = 3  # steps that are not counted
@@ -74,7 +75,7 @@ class Child:
 class Run:
     """One shape: everything that runs, and what it said."""
 
-    def __init__(self, replicas: int, ranks: int, steps: int, period_s: float, stack: ExitStack) -> None:
+    def __init__(self, replicas: int, ranks: int, steps: int, period_s: float, stack: ExitStack, *, near: bool) -> None:
         self.replicas, self.ranks, self.steps = replicas, ranks, steps
         self._names = [f"r{i}" for i in range(replicas)]
         self._selector = stack.enter_context(selectors.DefaultSelector())
@@ -83,7 +84,18 @@ class Run:
         token = secrets.token_hex(32)
         self.coordinator, self._at = _coordinator(directory, token, replicas, self._words)
         stack.callback(_end, self.coordinator)
-        common = {"parent": os.getpid(), "token": token, "coordinator": self._at, "ranks": ranks, "period_s": period_s}
+        self._stamps = Stamps(directory / "stamps", replicas, new=True)
+        stack.callback(self._stamps.close)
+        common = {
+            "parent": os.getpid(),
+            "token": token,
+            "coordinator": self._at,
+            "replicas": replicas,
+            "ranks": ranks,
+            "period_s": period_s,
+            "near": near,
+            "stamps": str(directory / "stamps"),
+        }
         count = max(1, min(os.cpu_count() or 1, replicas))
         each = -(-replicas // count) * ranks
         self.leaders = Child("commit_leaders", {**common, "descriptors": ranks + replicas}, self._words)
@@ -92,6 +104,7 @@ class Run:
             stack.callback(child.end)
             self._selector.register(child.fileno(), selectors.EVENT_READ, child)
         self.pids: dict[str, int] = {}
+        self.near: dict[Child, int] = {}  # of a simulator's ranks, so many are connected by Unix sockets
         self._where: dict[str, tuple[str, int]] = {}
         self.latest: tuple[int, list[Any]] = (0, [])
         self._steps: dict[int, list[dict[str, Any]]] = {}
@@ -150,7 +163,12 @@ class Run:
         return any(self.sim_of(name) is sim for name in self._names)
 
     def _note(self, child: Child, line: dict[str, Any]) -> None:
+        if line.get("near"):
+            stamps = self._stamps
+            told = stamps.last_commit(line["step"]) if "step" in line else stamps.last_epoch(line["entered"])
+            line["has"] = max(line["has"], told)
         if "step" in line and "has" in line:
+            self.near[child] = line["near"]
             self._steps.setdefault(line["step"], []).append(line)
             self.latest = max(self.latest, (line["step"], line["epoch"]))
 
@@ -194,7 +212,7 @@ class Run:
         for step in range(first + 1, first + 1 + self.steps):
             lines = self._steps[step]
             reported = max(line["reported"] for line in lines)
-            commit.append((max(line["has"] for line in lines) - reported) * 1000)
+            commit.append((_last(lines) - reported) * 1000)
             seen.append((max(line["seen"] for line in lines) - reported) * 1000)
         return commit, seen, used
 
@@ -217,7 +235,7 @@ class Run:
         self._names.remove(replica)
         lines = self.all_sims("entered", kill)
         self._names.append(replica)
-        return float((max(line["has"] for line in lines) - at) * 1000)
+        return (_last(lines) - at) * 1000
 
     def join(self, replica: str) -> float:
         """Start it again; ms from caught up to everybody being in the epoch with it."""
@@ -237,9 +255,9 @@ class Run:
             sim.tell(shadow=replica, step=step, epoch=epoch)
 
         caught_up()
-        at = self.one("ready", replica)["at"]
+        at = float(self.one("ready", replica)["at"])
         lines = self.all_sims("entered")
-        return float((max(line["has"] for line in lines) - at) * 1000)
+        return (_last(lines) - at) * 1000
 
     # --- what it costs
 
@@ -254,6 +272,11 @@ class Run:
         """Of the coordinator; of a leader, without what it shares with the others."""
         leaders = [_memory_mib(pid, "Private") for pid in self.pids.values()]
         return _memory_mib(self.coordinator.pid, "Rss"), mean(leaders) if leaders else None
+
+
+def _last(lines: list[dict[str, Any]]) -> float:
+    """When the last rank had an order; at the latest when it had read it."""
+    return float(min(max(line["has"] for line in lines), max(line["seen"] for line in lines)))
 
 
 def _coordinator(
@@ -312,6 +335,6 @@ def _memory_mib(pid: int, kind: str) -> float:
 
 
 @contextmanager
-def running(replicas: int, ranks: int, steps: int, period_s: float) -> Iterator[Run]:
+def running(replicas: int, ranks: int, steps: int, period_s: float, *, near: bool) -> Iterator[Run]:
     with ExitStack() as stack:
-        yield Run(replicas, ranks, steps, period_s, stack)
+        yield Run(replicas, ranks, steps, period_s, stack, near=near)

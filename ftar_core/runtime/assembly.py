@@ -1,7 +1,8 @@
 """The ranks of a replica come to their leader: where it listens, who is a rank of this replica, and who does not fit.
 
-They are started together, but each imports and builds its model before it connects. Whoever connects gets a challenge;
-one that cannot prove the job token is dropped after STRANGER_S. After the last rank nobody listens any more.
+They are started together, but each imports and builds its model before it connects. Whoever connects, to the TCP port
+or to the Unix socket beside it (nearby.py), gets a challenge; one that cannot prove the job token is dropped after
+STRANGER_S. After the last rank nobody listens any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 
 from ftar_core.errors import NotAssembled, SettingsError
 from ftar_core.runtime.channel import Channel
+from ftar_core.runtime.forks import not_in_children
+from ftar_core.runtime.nearby import is_near, listen_near, trusted
 from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.team import RankFacts, misfit
 from ftar_core.wire.address import Address
@@ -74,21 +77,29 @@ class Assembly:
         self.ranks: dict[int, TeamRank] = {}
         self._strangers: list[_Stranger] = []
         self._misfit = ""
+        self._host = ""  # an address of this one, for ranks that come over the Unix socket
 
     def gather(self, publish: Callable[[Address], None]) -> str:
         """Block until all ranks are here; the address at which they were received. Raises NotAssembled for ranks that
         do not come, SettingsError for ranks that do not fit together."""
-        listener, address = listen(self._settings)
+        listeners, address = listen(self._settings)
         try:
-            listener.setblocking(False)
-            bound = str(listener.getsockname()[0])
-            self._selector.register(listener, selectors.EVENT_READ, lambda _mask: self._accept(listener))
+            bound = str(listeners[0].getsockname()[0])
+            self._host = _reachable(bound)
+            for listener in listeners:
+                not_in_children(listener)  # they would keep the port and the name
+                listener.setblocking(False)
+                self._selector.register(listener, selectors.EVENT_READ, self._acceptor(listener))
             publish(address)
             self._wait()
+            near = sum(is_near(rank.channel.sock) for rank in self.ranks.values())
+            log.info("%s: %d ranks are here, %d of them over the Unix socket", address, len(self.ranks), near)
             return bound
         finally:
-            self._selector.unregister(listener)
-            listener.close()
+            for listener in listeners:
+                if listener in self._selector.get_map():
+                    self._selector.unregister(listener)
+                listener.close()
             for stranger in list(self._strangers):
                 self._drop_stranger(stranger)
 
@@ -116,10 +127,16 @@ class Assembly:
         missing = [str(r) for r in range(1, self._settings.world_size) if r not in self.ranks]
         return f"rank {', '.join(missing[:8])} of {self._settings.replica}"
 
+    def _acceptor(self, listener: socket.socket) -> Callable[[int], None]:
+        return lambda _mask: self._accept(listener)
+
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
         except OSError:
+            return
+        if not trusted(sock):
+            sock.close()  # a rank that is another user's uses TCP
             return
         if len(self._strangers) >= MAX_STRANGERS + self._settings.world_size:  # all ranks may come at once
             self._drop_stranger(self._strangers[0])
@@ -176,7 +193,8 @@ class Assembly:
         channel.parser.limit = FRAME_LIMIT
         self.ranks[rank] = TeamRank(channel, hello)
         self._selector.modify(channel.sock, selectors.EVENT_READ, lambda mask: self._ready(rank, mask))
-        channel.send(TeamWelcome(proof=prove(settings.token, PURPOSE_WELCOME, settings.job, hello.nonce)))
+        host = self._host if is_near(channel.sock) else ""
+        channel.send(TeamWelcome(proof=prove(settings.token, PURPOSE_WELCOME, settings.job, hello.nonce), host=host))
 
     def _drop_stranger(self, stranger: _Stranger) -> None:
         self._strangers.remove(stranger)
@@ -184,9 +202,10 @@ class Assembly:
         stranger.channel.close()
 
 
-def listen(settings: Settings) -> tuple[socket.socket, Address]:
-    """Where the leader listens, and the address for the other ranks: FTAR_LEADER if it is set; else MASTER_ADDR, which
-    is rank 0's host, with a port of the kernel's choice; else the first rail. Raises SettingsError."""
+def listen(settings: Settings) -> tuple[list[socket.socket], Address]:
+    """Where the leader listens (TCP first, then the Unix socket, if there can be one), and the address for the other
+    ranks: FTAR_LEADER if it is set; else MASTER_ADDR, which is rank 0's host, with a port of the kernel's choice; else
+    the first rail. Raises SettingsError."""
     places: list[tuple[str, int, str]] = []  # bind host, port, host to tell
     if settings.leader is not None:
         places.append((settings.leader.host, settings.leader.port, settings.leader.host))
@@ -203,8 +222,15 @@ def listen(settings: Settings) -> tuple[socket.socket, Address]:
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
-            sock.listen(MAX_STRANGERS + settings.world_size)
-            return sock, Address(told, sock.getsockname()[1])
+            address, backlog = Address(told, sock.getsockname()[1]), MAX_STRANGERS + settings.world_size
+            near = listen_near(address, backlog)  # first: nobody on this node is to find the port alone
+            try:
+                sock.listen(backlog)
+            except OSError:
+                if near is not None:
+                    near.close()
+                raise
+            return [sock, near] if near is not None else [sock], address
         except OSError as error:
             sock.close()
             problem = f"{Address(host, port)}: {error.strerror or error}"
@@ -214,6 +240,14 @@ def listen(settings: Settings) -> tuple[socket.socket, Address]:
         f"rank 0 cannot listen for the other ranks of {settings.replica}: {problem}",
         hint="correct MASTER_ADDR, or set FTAR_LEADER=HOST:PORT (an address of rank 0) for all ranks",
     )
+
+
+def _reachable(bound: str) -> str:
+    """An address at which this node itself reaches a socket that is bound so."""
+    number = ipaddress.ip_address(bound)
+    if not number.is_unspecified:
+        return bound
+    return "127.0.0.1" if number.version == 4 else "::1"
 
 
 def _is_number(host: str) -> bool:

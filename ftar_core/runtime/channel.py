@@ -27,8 +27,11 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
 
 
 def tune(sock: socket.socket) -> None:
-    """Non-blocking, no Nagle delay, and an end in bounded time when the other host vanishes."""
+    """Non-blocking, no Nagle delay, and an end in bounded time when the other host vanishes. A Unix socket has neither:
+    both ends are the kernel's of one host."""
     sock.setblocking(False)
+    if sock.family == socket.AF_UNIX:
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

@@ -25,6 +25,7 @@ from ftar_core.runtime.assembly import ASSEMBLE_S, SLOW_S
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.channel import Channel
 from ftar_core.runtime.leader import FAREWELL_S, RankDelegate
+from ftar_core.runtime.nearby import dial_near, is_near
 from ftar_core.runtime.settings import Settings
 from ftar_core.runtime.team import RankFacts, report_of
 from ftar_core.runtime.waker import Waker
@@ -157,7 +158,15 @@ class TeamFollower:
 
     def _greet(self, address: Address) -> Channel[FromLeader]:
         """Raises OSError or WireError for a leader that is not there (yet), SettingsError for one that refuses."""
-        sock = socket.create_connection(address, timeout=CONNECT_S)
+        near = dial_near(address)
+        if near is not None:
+            try:
+                return self._introduce(near)
+            except (OSError, WireError) as error:
+                log.info("rank %d turns to TCP: its leader's Unix socket: %s", self._settings.rank, error)
+        return self._introduce(socket.create_connection(address, timeout=CONNECT_S))
+
+    def _introduce(self, sock: socket.socket) -> Channel[FromLeader]:
         channel: Channel[FromLeader] = Channel(sock, FrameParser(from_leader))
         try:
             return self._handshake(channel)
@@ -196,7 +205,7 @@ class TeamFollower:
             raise WireError("what answers there does not know the job token")
         channel.parser.limit = FRAME_LIMIT
         self._early += channel.rest()
-        self._leader_host = channel.sock.getpeername()[0]
+        self._leader_host = answer.host if is_near(channel.sock) else channel.sock.getpeername()[0]
         return channel
 
     def _next(self, channel: Channel[FromLeader], deadline: float) -> FromLeader:

@@ -1,4 +1,5 @@
-"""What the ranks of one replica say to each other: rank 0, the leader, to the others, over one TCP connection each.
+"""What the ranks of one replica say to each other: rank 0, the leader, to the others, over one connection each (TCP, or
+a Unix socket where both are on one node).
 
 The handshake proves the job token both ways, as on the control connection (messages.py):
 
@@ -58,7 +59,10 @@ class RankHello(Message, frozen=True):
 
 
 class TeamWelcome(Message, frozen=True):
+    """`host`: the leader's address for a rank that has not reached it at one (a Unix socket)."""
+
     proof: bytes
+    host: str = ""
 
 
 class TeamRefused(Message, frozen=True):
@@ -95,7 +99,7 @@ class Ballot(Part, frozen=True):
 
 class Welcomed(Message, frozen=True):
     """A coordinator has accepted the replica: heartbeats go to this UDP port of the leader, at the address where the
-    rank has reached it, with this cookie and the rank's own number. Port 0: none are wanted."""
+    rank has reached it (else that of TeamWelcome), with this cookie and the rank's own number. Port 0: none wanted."""
 
     cookie: bytes
     port: int

@@ -13,6 +13,7 @@ import pytest
 from ftar_core.errors import NotAssembled, SettingsError
 from ftar_core.protocol.events import LeaveNow, StepReduced
 from ftar_core.runtime import assembly
+from ftar_core.runtime import follower as follower_module
 from ftar_core.runtime.assembly import listen
 from ftar_core.runtime.follower import TeamFollower
 from ftar_core.runtime.leader import TeamLeader
@@ -40,10 +41,10 @@ class Rank(Delegate):
 
 
 class Replica:
-    """A leader and its coordinator; the ranks come as the test wants."""
+    """A leader and its coordinator; the ranks come as the test wants. `common`: settings of all ranks."""
 
-    def __init__(self, size: int = 2) -> None:
-        self.size = size
+    def __init__(self, size: int = 2, **common: Any) -> None:
+        self.size, self.common = size, common
         self.coordinator = Coordinator()
         self.machine = Machine()
         self.address: Address | None = None
@@ -74,6 +75,7 @@ class Replica:
             "node": "n",
             "rank": rank,
             "world_size": self.size,
+            **self.common,
             **fields,
         }
         return Settings(**given)
@@ -120,9 +122,12 @@ def info(rank: int) -> RankInfo:
     return RankInfo(rank=rank, node="n", links=(), state=())
 
 
-@pytest.fixture
-def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Replica]]:
+@pytest.fixture(params=["unix", "tcp"])
+def replica(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Replica]]:
+    """The same must hold whichever way the ranks reach their leader."""
     made: list[Replica] = []
+    if request.param == "tcp":
+        monkeypatch.setattr(follower_module, "dial_near", lambda _address: None)
 
     def make(size: int = 2) -> Replica:
         made.append(Replica(size))
@@ -311,10 +316,11 @@ def test_the_leader_listens_where_the_others_can_reach_it(replica: Callable[...,
         ({"master": Address("localhost", 29500)}, "localhost"),
         ({}, "127.0.0.1"),
     ):
-        sock, address = listen(r.settings(0, **fields))
-        with sock:
-            assert address.host == host
-            socket.create_connection(address, timeout=60).close()
+        listeners, address = listen(r.settings(0, **fields))
+        assert address.host == host
+        socket.create_connection(address, timeout=60).close()
+        for listener in listeners:
+            listener.close()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         there = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(SettingsError, match=f"{there}: Address already in use"):
