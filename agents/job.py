@@ -18,7 +18,6 @@ from agents.injection.guard import JobFacts
 from agents.problems import ApiProblem
 from agents.settings import CoordinatorAccess
 from ftar_core.errors import AuthError, FtarError, ProtocolRefused, WireError
-from ftar_core.wire.accounting import AccountView
 from ftar_core.wire.address import parse_address
 from ftar_core.wire.messages import JobView, OpReply
 from ftar_core.wire.operator import OperatorClient
@@ -64,9 +63,10 @@ class JobRelay:
             raise HostError("find the coordinator", 0, f"{error.body.thing}: {error.body.reason}") from None
         return coordinators.process_of(job.pid, job.started)
 
-    def accounting(self, principal: str) -> AccountView | None:
-        """Where the job's time went, as the coordinator has last saved it: never less than it said before."""
-        return self.request(principal, "accounting").accounting
+    def saved(self, principal: str) -> OpReply:
+        """Where the job's time went (`accounting`) and its checkpoints, as the coordinator has last saved it: never
+        less than it said before."""
+        return self.request(principal, "accounting")
 
     def events(self, principal: str, after: int, limit: int) -> EventsAnswer:
         """The coordinator's own events; `boot` is its term's start, with which its numbering begins."""

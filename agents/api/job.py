@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from agents.api.base import Answer, Request
 
 
@@ -108,6 +110,20 @@ class JobAccount(Answer):
     late: TimeSpent | None = None
 
 
+class CheckpointState(Answer):
+    """The newest checkpoint that is complete, and the newest that could not be written. `step`, `failed_step` 0: none
+    is known. Times are Unix seconds, 0 where not known; `seconds`: from the end of its step until it was complete."""
+
+    step: int = 0
+    time: float = 0.0
+    bytes: int = 0
+    seconds: float = 0.0
+    failed_step: int = 0
+    failed_time: float = 0.0
+    failed: str = ""
+    failures: int = 0
+
+
 class JobState(Answer):
     """GET /v1/job: the coordinator's view (field for field ftar_core.wire.messages.JobView)."""
 
@@ -125,8 +141,7 @@ class JobState(Answer):
     settings: dict[str, float]
     spares_wanted: int = 0
     step_ms_median: float | None = None
-    checkpoint_step: int = 0  # of the last checkpoint that the coordinator has heard of; 0: of none
-    checkpoint_time: float = 0.0  # Unix seconds
+    checkpoint: CheckpointState = Field(default_factory=CheckpointState)
     pid: int = 0
     started: float = 0.0
     accounting: JobAccount | None = None

@@ -33,7 +33,7 @@ from agents.problems import ApiProblem
 from agents.replicas import ReplicaActions
 from agents.settings import AgentSettings
 from agents.tokens import Tokens
-from ftar_core.wire.accounting import AccountView
+from ftar_core.wire.messages import OpReply
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class Agent:
     audit_pool: Pool = field(default_factory=lambda: Pool("audit", 5.0, 2, 256))
     evidence_pool: Pool = field(default_factory=lambda: Pool("evidence", 15.0))
     job_reads: SharedRead[JobState] = field(default_factory=SharedRead)
-    account_reads: SharedRead[AccountView | None] = field(default_factory=SharedRead)
+    account_reads: SharedRead[OpReply | None] = field(default_factory=SharedRead)
     job_pool: Pool = field(default_factory=lambda: Pool("job", 10.0))
 
     def start_watchdog(self) -> None:

@@ -3,6 +3,7 @@ coordinator (the same on every agent of a job, so take one of them: `max by (job
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,17 +18,23 @@ from agents.monitors.links import COUNTED_RAILS, OTHER, Counters
 from agents.views import node_view
 from ftar_core.wire.accounting import AccountView
 from ftar_core.wire.linkstatus import STATES
+from ftar_core.wire.messages import CheckpointView, OpReply
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "carrier_changes")
 
 
-def render(agent: Agent, account: AccountView | None = None) -> bytes:
+def render(agent: Agent, saved: OpReply | None = None) -> bytes:
+    """`saved`: what the coordinator has last saved of its job, if it has said so."""
     registry = CollectorRegistry()
     registry.register(_Node(node_view(agent), agent.links.counters()))
     registry.register(Verdicts(agent.parts.health.answer()))
-    if account is not None and agent.settings.coordinator is not None:
-        registry.register(_Job(agent.settings.coordinator.job, account))
+    if saved is not None and agent.settings.coordinator is not None:
+        job = agent.settings.coordinator.job
+        if saved.accounting is not None:
+            registry.register(JobTime(job, saved.accounting))
+        if saved.checkpoint is not None:
+            registry.register(JobCheckpoints(job, saved.checkpoint, time.time()))
     return bytes(generate_latest(registry))
 
 
@@ -142,7 +149,7 @@ class _Node(Collector):
         yield family
 
 
-class _Job(Collector):
+class JobTime(Collector):
     """What a job's time was spent on. All categories and causes together are all of it."""
 
     def __init__(self, job: str, account: AccountView) -> None:
@@ -168,6 +175,36 @@ class _Job(Collector):
             counts.add_metric(names, entry.count)
         yield seconds
         yield counts
+
+
+class JobCheckpoints(Collector):
+    """Of a job that has one, or has failed to write one. `now`: Unix seconds."""
+
+    def __init__(self, job: str, view: CheckpointView, now: float) -> None:
+        self._job, self._view, self._now = job, view, now
+
+    def collect(self) -> Iterator[Metric]:
+        view, labels = self._view, ("job",)
+        if not view.step and not view.failures:
+            return
+        values: list[tuple[str, str, float]] = []
+        if view.step:
+            values.append(("step", "Step of the newest complete checkpoint", view.step))
+        if view.step and view.time:
+            values += [
+                ("age_seconds", "Since the newest checkpoint was complete", max(0.0, self._now - view.time)),
+                ("bytes", "Size of the newest complete checkpoint", view.bytes),
+                ("write_seconds", "From the end of its step until it was complete", view.seconds),
+            ]
+        if view.failures:
+            since = max(0.0, self._now - view.failed_time)
+            values.append(("failed_step", "Step of the newest checkpoint that failed", view.failed_step))
+            values.append(("failure_age_seconds", "Since a checkpoint could not be written", since))
+        for name, text, value in values:
+            yield _gauge(f"ftar_checkpoint_{name}", text, [((self._job,), value)], labels)
+        counter = CounterMetricFamily("ftar_checkpoint_failures", "Checkpoints that were not written", labels=labels)
+        counter.add_metric((self._job,), view.failures)
+        yield counter
 
 
 def _bytes(mb: float | None) -> float | None:

@@ -13,7 +13,7 @@ from agents.http.auth import ThisAgent, Viewer
 from agents.http.context import VERSION, Agent
 from agents.problems import ApiProblem
 from agents.views import node_view
-from ftar_core.wire.accounting import AccountView
+from ftar_core.wire.messages import OpReply
 
 MAX_WAIT_S = 30.0
 MAX_WAITERS = 64
@@ -95,17 +95,18 @@ async def _wait(agent: Agent, after: int, wait_s: float) -> None:
 @router.get("/metrics", tags=["node"], response_class=Response)
 async def prometheus(agent: ThisAgent, _who: Viewer) -> Response:
     """Prometheus text."""
-    return Response(metrics.render(agent, await _accounting(agent)), media_type=metrics.CONTENT_TYPE)
+    return Response(metrics.render(agent, await _saved(agent)), media_type=metrics.CONTENT_TYPE)
 
 
-async def _accounting(agent: Agent) -> AccountView | None:
-    """Where the job's time went; None if the coordinator does not say so at once: the rest is worth having."""
+async def _saved(agent: Agent) -> OpReply | None:
+    """Where the job's time went, and its checkpoints; None if the coordinator does not say so at once: the rest is
+    worth having."""
     if agent.settings.coordinator is None:
         return None
     reader = f"agent-{agent.settings.node}"
 
-    async def read() -> AccountView | None:
-        return await agent.job_pool.call("coordinator", "coordinator", agent.relay.accounting, reader)
+    async def read() -> OpReply | None:
+        return await agent.job_pool.call("coordinator", "coordinator", agent.relay.saved, reader)
 
     try:
         return await asyncio.wait_for(agent.account_reads.read(read), ACCOUNT_S)

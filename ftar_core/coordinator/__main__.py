@@ -58,7 +58,7 @@ def _serve(options: Options) -> int:
     clock = SystemClock()
     book = Book(store, options.config.replicas, clock, fresh=claim.fresh)
     service = Service(
-        Coordinator(options.config, claim, clock.now(), book.accounting),
+        Coordinator(options.config, claim, clock.now(), book.accounting, book.kept),
         options.config.job,
         claim.term,
         options.tokens,

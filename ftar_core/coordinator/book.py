@@ -1,4 +1,5 @@
-"""STORE/accounting.json: where the job's time went, for the coordinator's next life. Replaced every few seconds.
+"""STORE/accounting.json: where the job's time went, and what is known of its checkpoints, for the coordinator's next
+life. Replaced every few seconds.
 
 It is for people and their dashboards, never for decisions: it is not fsynced, a file that cannot be read is put aside
 and the time counts from then on, and a full disk costs accuracy only (said once). Dashboards are told what was saved
@@ -19,8 +20,10 @@ import msgspec
 from ftar_core.coordinator.store import FileStore
 from ftar_core.errors import FencedError
 from ftar_core.protocol.accounting import CALM_STEPS, FORMAT, KNOWN_ABSENT, Accounting, Saved
+from ftar_core.protocol.kept import Kept, kept_of
 from ftar_core.runtime.clock import Clock
 from ftar_core.wire.accounting import AccountView
+from ftar_core.wire.views import CheckpointView
 
 log = logging.getLogger("ftar.coordinator")
 SAVE_S = 5.0
@@ -42,7 +45,11 @@ class Book:
         saved = self._load()
         gap_s = self._since(saved) if saved is not None else 0.0
         self.accounting = Accounting(clock.now(), replicas, saved, gap_s, fresh=fresh)
-        self.shown: AccountView = self.accounting.view(clock.now(), clock.time())  # as last saved
+        now, wall = clock.now(), clock.time()
+        known = saved.checkpoint if saved is not None and not fresh else None
+        self.kept = kept_of(known, wall - now) if known is not None else Kept()
+        self.shown: AccountView = self.accounting.view(now, wall)  # as last saved
+        self.shown_kept: CheckpointView = self.kept.view(wall - now)
 
     def keep(self) -> None:
         if self._clock.now() >= self._save_at:
@@ -51,7 +58,8 @@ class Book:
     def save(self) -> None:
         now, wall = self._clock.now(), self._clock.time()
         self._save_at = now + SAVE_S
-        saved = msgspec.structs.replace(self.accounting.saved(now, wall), boot=self._boot)
+        kept = self.kept.view(wall - now)
+        saved = msgspec.structs.replace(self.accounting.saved(now, wall), boot=self._boot, checkpoint=kept)
         temporary = self._path.with_name(self._path.name + ".new")
         try:
             self._store.check()
@@ -64,7 +72,7 @@ class Book:
             self._note(f"is not written: {error.strerror}")
             with suppress(OSError):
                 temporary.unlink()
-        self.shown = self.accounting.view(now, wall)  # no more than the next life has
+        self.shown, self.shown_kept = self.accounting.view(now, wall), kept  # no more than the next life has
 
     def _since(self, saved: Saved) -> float:
         ago = self._clock.now() - saved.mono
@@ -112,6 +120,13 @@ def parse(data: bytes) -> Saved:
         raise ValueError(f"format {saved.format}, this version knows {FORMAT}")
     numbers = [n for entry in saved.spent for n in (entry.us, entry.count)]
     numbers += [saved.step, saved.high, saved.contributors, *saved.calm_us]
+    if saved.checkpoint is not None:
+        numbers += [
+            saved.checkpoint.step,
+            saved.checkpoint.bytes,
+            saved.checkpoint.failed_step,
+            saved.checkpoint.failures,
+        ]
     if min(numbers) < 0 or max(numbers) >= 2**62 or saved.step > saved.high:
         raise ValueError("numbers that cannot be")
     if len({(entry.category, entry.cause) for entry in saved.spent}) < len(saved.spent):

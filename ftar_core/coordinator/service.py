@@ -327,8 +327,8 @@ class Service:
             case (Kind.OPERATOR, OpRequest(id=number, op="status")):
                 self._send(peer.conn, OpReply(id=number, code="ok", text="", job=self._view()))
             case (Kind.OPERATOR, OpRequest(id=number, op="accounting")) if self._book is not None:
-                shown = self._book.shown
-                self._send(peer.conn, OpReply(id=number, code="ok", text="", accounting=shown))
+                shown, kept = self._book.shown, self._book.shown_kept
+                self._send(peer.conn, OpReply(id=number, code="ok", text="", accounting=shown, checkpoint=kept))
             case (Kind.OPERATOR, OpRequest()):
                 self._feed(Operator(peer.conn, peer.name, message))
             case (Kind.MEMBER, Knock() | Hello() | OpHello() | Outdated() | OpRequest()) | (

@@ -32,6 +32,7 @@ from collections import deque
 import msgspec
 
 from ftar_core.wire.accounting import AccountView, Category, Loss, Spent
+from ftar_core.wire.views import CheckpointView
 
 CALM_STEPS = 32
 LEAST_NOISE_US = 5_000  # a difference smaller than this is the scheduler's
@@ -70,6 +71,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     wall: float = 0.0
     mono: float = 0.0
     boot: str = ""
+    checkpoint: CheckpointView | None = None  # the shell's, too
     format: int = FORMAT
 
 

@@ -30,6 +30,7 @@ from ftar_core.protocol.events import (
     Tick,
 )
 from ftar_core.protocol.job import Job, Mode, Undo
+from ftar_core.protocol.kept import Kept
 from ftar_core.protocol.membership import Replica, Table, first_incarnation
 from ftar_core.protocol.record import Claim
 from ftar_core.protocol.view import view as view_of
@@ -54,7 +55,14 @@ from ftar_core.wire.messages import (
 class Coordinator:
     """One life of a job's coordinator. `claim` is what its store holds, with its own new term; `now` in seconds."""
 
-    def __init__(self, config: JobConfig, claim: Claim, now: float, accounting: Accounting | None = None) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        claim: Claim,
+        now: float,
+        accounting: Accounting | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         record = claim.record
         first = first_incarnation(claim.term, lost=record is None and not claim.fresh)
         table = Table(claim.term, next_incarnation=first, first_incarnation=first)
@@ -63,6 +71,7 @@ class Coordinator:
             table.slots, table.cordoned = dict(record.slots), frozenset(record.cordoned)
         book = accounting or Accounting(now, config.replicas)
         self.job = Job(config=config, term=claim.term, table=table, started=now, accounting=book, record=record)
+        self.job.kept = kept or self.job.kept
         self.job.timers["scan"] = now + config.detection.heartbeat_interval_s
         self.job.timers["check"] = now + config.record_check_s
         settle.begin(self.job, claim.fresh, now)
@@ -174,11 +183,11 @@ class Coordinator:
 
     def _checkpoint(self, replica: Replica, message: CheckpointNotice, now: float) -> None:
         job, step, path = self.job, message.step, message.path[:500]
+        job.kept.told(message, replica.name, now)
         if message.problem:
             why = f"{replica.name} could not write it: {message.problem[:500]}; training goes on"
             job.emit("checkpoint.failed", f"step {step}", why)
             return
-        job.checkpoint = (step, now)
         megabytes = message.bytes / 1e6
         why = f"{replica.name} wrote {megabytes:.1f} MB, complete {message.seconds:.1f} s behind the step: {path}"
         job.emit("checkpoint.written", f"step {step}", why)

@@ -19,6 +19,7 @@ from ftar_core.protocol.accounting import Accounting
 from ftar_core.protocol.addressing import Addressing
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.effects import Close, CoordinatorEffect, Emit, Persist, Send, Stop
+from ftar_core.protocol.kept import Kept
 from ftar_core.protocol.membership import ACTIVE, Cause, Replica, State, Table
 from ftar_core.protocol.outliers import Outliers
 from ftar_core.protocol.pace import Paces
@@ -89,7 +90,7 @@ class Job:
     last_commit: Commit | None = None
     checkpoint_s: float = 0.0  # how often the members want a checkpoint; 0: not by time
     checkpoint_at: float = NEVER  # when one was due by time, last
-    checkpoint: tuple[int, float] | None = None  # the last one that is on disk: its step, and when that was told
+    kept: Kept = field(default_factory=Kept)  # its checkpoints, for operators
     last_wish: int = 0  # the step after which all members' scripts want to end; 0 = none
     # -- plans
     next_epoch: int = 1

@@ -109,6 +109,7 @@ def _begin_with(job: Job, here: list[Replica], why: str, now: float) -> None:
     job.step, job.last_commit_epoch, job.dealt_to = step, NO_EPOCH, epoch.members
     if step > 1:
         job.committed(step - 1, NO_EPOCH)
+        job.kept.began(step - 1)
         why = f"{why} behind step {step - 1} of a checkpoint"
     for replica in same:
         replica.step = step

@@ -38,8 +38,7 @@ def view(job: Job, now: float, wall: float) -> JobView:
             for i in job.stalls.incidents
         ),
         settings=job.config.shown(),
-        checkpoint_step=job.checkpoint[0] if job.checkpoint is not None else 0,
-        checkpoint_time=job.checkpoint[1] + offset if job.checkpoint is not None else 0.0,
+        checkpoint=job.kept.view(offset),
         step_ms_median=None if median_s is None else median_s * 1000,
         started=job.started + offset,
         accounting=job.accounting.view(now, wall),

@@ -19,6 +19,7 @@ from ftar_core.wire.accounting import AccountView
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
 from ftar_core.wire.part import Part
 from ftar_core.wire.views import EVIDENCE_BYTES as EVIDENCE_BYTES  # noqa: PLC0414 (part of the messages)
+from ftar_core.wire.views import CheckpointView as CheckpointView  # noqa: PLC0414
 from ftar_core.wire.views import EventView as EventView  # noqa: PLC0414
 from ftar_core.wire.views import HangView as HangView  # noqa: PLC0414
 from ftar_core.wire.views import JobView as JobView  # noqa: PLC0414
@@ -432,6 +433,7 @@ class OpReply(Message, frozen=True):
     events: tuple[EventView, ...] = ()
     hangs: tuple[HangView, ...] = ()
     accounting: AccountView | None = None
+    checkpoint: CheckpointView | None = None  # with `accounting`
 
 
 ToCoordinator = (

@@ -53,6 +53,20 @@ class StallView(Part, frozen=True):
     reason: str
 
 
+class CheckpointView(Part, frozen=True):
+    """The newest checkpoint that is complete (`step` 0: none is known; `seconds`: from the end of its step until then)
+    and the newest that could not be written. Times are Unix seconds, 0 where they are not known."""
+
+    step: int = 0
+    time: float = 0.0
+    bytes: int = 0
+    seconds: float = 0.0
+    failed_step: int = 0
+    failed_time: float = 0.0
+    failed: str = ""
+    failures: int = 0
+
+
 class JobView(Part, frozen=True):
     """state: starting running holding recovering finished stopped"""
 
@@ -70,8 +84,7 @@ class JobView(Part, frozen=True):
     settings: dict[str, float]
     spares_wanted: int = 0
     step_ms_median: float | None = None
-    checkpoint_step: int = 0  # of the last checkpoint that this life of the coordinator has heard of; 0: of none
-    checkpoint_time: float = 0.0  # unix seconds
+    checkpoint: CheckpointView = CheckpointView()
     pid: int = 0
     started: float = 0.0
     accounting: AccountView | None = None

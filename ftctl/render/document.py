@@ -132,9 +132,23 @@ def account(state: JobAccount | None) -> Document | None:
 
 
 def _checkpoint(snapshot: Snapshot, state: JobState) -> Document | None:
-    if not state.checkpoint_step:
+    """`failed` is the newest that could not be written, also if a newer one is complete."""
+    kept = state.checkpoint
+    if not kept.step and not kept.failed_step:
         return None
-    return {"step": state.checkpoint_step, "age_s": round(max(0.0, snapshot.time - state.checkpoint_time), 3)}
+
+    def age(time: float) -> float | None:
+        return round(max(0.0, snapshot.time - time), 3) if time else None
+
+    failed = {"step": kept.failed_step, "age_s": age(kept.failed_time), "reason": kept.failed}
+    return {
+        "step": kept.step or None,
+        "age_s": age(kept.time),
+        "bytes": kept.bytes if kept.time else None,
+        "write_s": kept.seconds if kept.time else None,
+        "failures": kept.failures,
+        "failed": failed if kept.failed_step else None,
+    }
 
 
 def _age(snapshot: Snapshot, state: JobState) -> float | None:

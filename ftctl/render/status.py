@@ -110,14 +110,24 @@ def job_line(snapshot: Snapshot) -> ConsoleRenderable:
         f" ({len(job.contributors)} of {job.replicas_wanted}, at least {job.min_replicas}){_spares(job)}",
         style="not bold",
     )
-    kept = document.job(snapshot)["checkpoint"]
-    if isinstance(kept, dict):
-        text.append(f"  checkpoint step {kept['step']}, {show(kept['age_s'])} ago", style="not bold")
+    text.append_text(_checkpoint(job, snapshot.time))
     if job.accounting is not None:
         text.append("\n")
         text.append_text(accounting.line(job.accounting))
     if job.reason:
         text.append(f"\n{job.reason}", style="not bold")
+    return text
+
+
+def _checkpoint(job: JobState, now: float) -> Text:
+    """The newest one; on a line of its own why the one after it is not there."""
+    kept, text = job.checkpoint, Text()
+    if kept.step:
+        about = f", {kept.bytes / 1e6:.1f} MB, {show(max(0.0, now - kept.time))} ago" if kept.time else ""
+        text.append(f"  checkpoint step {kept.step}{about}", style="not bold")
+    if kept.failed_step and kept.failed_time >= kept.time:
+        ago = show(max(0.0, now - kept.failed_time))
+        text.append(f"\nno checkpoint of step {kept.failed_step}, {ago} ago: {kept.failed}", style=BAD)
     return text
 
 

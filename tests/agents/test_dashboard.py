@@ -15,6 +15,7 @@ from agents.api.models import NodeView
 from agents.http import metrics
 from agents.monitors.links import Counters
 from ftar_core.wire.accounting import AccountView, Category, Spent
+from ftar_core.wire.messages import CheckpointView
 
 DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana" / "ftctl.json"
 # Prometheus adds it to whatever it scrapes.
@@ -40,7 +41,12 @@ def served() -> dict[str, set[str]]:
         agent.start()
         text = agent.get("/metrics").text
         view = NodeView.model_validate(agent.get("/v1/node").json())
-    families: list[Metric] = [*metrics._Node(view, Counters()).collect(), *metrics._Job("llm", account).collect()]
+    kept = CheckpointView(step=400, time=1.0, bytes=1, seconds=1.0, failed_step=300, failed_time=1.0, failures=1)
+    families: list[Metric] = [
+        *metrics._Node(view, Counters()).collect(),
+        *metrics.JobTime("llm", account).collect(),
+        *metrics.JobCheckpoints("llm", kept, 2.0).collect(),
+    ]
     names = {family.name + ("_total" if family.type == "counter" else ""): family for family in families}
     for name in names:
         assert name.startswith("ftar_") or f"# TYPE {name} " in text, f"{name} is not in /metrics"

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from agents.api import cordon, evidence, halt, policy, policyfile
 from agents.api import models as m
+from agents.api.job import CheckpointState
 from agents.host.linksockets import LinkAnswer, LinkSocket
 from agents.monitors.links import LinkBook
 
@@ -79,6 +80,7 @@ class FakeJob:
     events: list[m.EventRecord] = field(default_factory=list)
     actions: list[tuple[str, str, m.ReplicaAction]] = field(default_factory=list)
     accounting: m.JobAccount | None = None
+    checkpoint: CheckpointState = field(default_factory=CheckpointState)
 
     def view(self) -> m.JobState:
         contributors = [name for name, r in self.replicas.items() if r.state == "contributing"]
@@ -100,6 +102,7 @@ class FakeJob:
             pid=4242,
             started=time.time() - 60,
             accounting=self.accounting,
+            checkpoint=self.checkpoint,
         )
 
     def set(self, name: str, state: str, **change: Any) -> None:

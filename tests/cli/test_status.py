@@ -6,6 +6,7 @@ import re
 import time
 
 from agents.api import models as m
+from agents.api.job import CheckpointState
 from ftctl.context import World
 
 from .conftest import Run
@@ -45,6 +46,22 @@ def test_the_json_document_has_the_published_keys(ftctl: Run, cluster: FakeClust
     assert problem["object"] == "node1/rail0"
     assert problem["action"] == f"ftctl revert {fault['id']}"
     assert document["recommended"]["action"] == problem["action"]
+
+
+def test_the_newest_checkpoint_and_why_the_one_after_it_is_not_there(ftctl: Run, cluster: FakeCluster) -> None:
+    assert ftctl("status", "-o", "json").json()["job"]["checkpoint"] is None
+    cluster.job.checkpoint = CheckpointState(step=80, time=time.time() - 90, bytes=12_400_000, seconds=1.5)
+    assert "checkpoint step 80, 12.4 MB, 1m30s ago" in ftctl("status").out
+    kept = {"failed_step": 90, "failed_time": time.time() - 4, "failed": "r1: /k: No space left", "failures": 1}
+    cluster.job.checkpoint = cluster.job.checkpoint.model_copy(update=kept)
+    line = r"^no checkpoint of step 90, \d+(\.\d)?s ago: r1: /k: No space left$"
+    assert re.search(line, ftctl("status").out, re.MULTILINE)
+    document = ftctl("status", "-o", "json").json()["job"]["checkpoint"]
+    assert (document["step"], document["bytes"], document["write_s"]) == (80, 12_400_000, 1.5)
+    assert 90 <= document["age_s"] < 150
+    assert (document["failed"]["step"], document["failed"]["reason"]) == (90, "r1: /k: No space left")
+    cluster.job.checkpoint = cluster.job.checkpoint.model_copy(update={"step": 100, "time": time.time()})
+    assert "no checkpoint" not in ftctl("status").out, "a newer one is complete"
 
 
 def test_an_injected_fault_is_named_as_such_and_is_no_reason_to_page_anybody(ftctl: Run) -> None:

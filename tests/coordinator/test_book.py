@@ -13,6 +13,7 @@ from ftar_core.coordinator.book import LONGEST_GAP_S, MAX_FILE_BYTES, SAVE_S, Bo
 from ftar_core.coordinator.store import FileStore
 from ftar_core.protocol.accounting import Saved
 from ftar_core.wire.accounting import Category, Loss, Spent
+from ftar_core.wire.messages import CheckpointNotice, CheckpointView
 
 
 @dataclass
@@ -113,6 +114,24 @@ def test_it_is_saved_now_and_then_and_dashboards_see_what_was_saved(tmp_path: Pa
     assert book.shown.total_us > shown.total_us
     # Killed: the next one begins with what dashboards have seen.
     assert another(tmp_path, clock).shown.spent[:2] == book.shown.spent[:2]
+
+
+def test_the_next_life_knows_the_checkpoints_of_this_one(tmp_path: Path, clock: Hands) -> None:
+    book = a_life(tmp_path, clock)
+    assert book.shown_kept == CheckpointView()
+    book.kept.told(CheckpointNotice(step=20, path="/k/step-20", seconds=0.5, bytes=4000), "r1", clock.now())
+    clock.pass_s(7.0)
+    book.kept.told(CheckpointNotice(step=30, path="/k", problem="/k: No space left on device"), "r2", clock.now())
+    assert book.shown_kept == CheckpointView(), "dashboards see what was saved"
+    book.save()
+    clock.pass_s(60.0)
+    kept = another(tmp_path, clock).shown_kept
+    assert kept == book.shown_kept
+    assert clock.time() - kept.time == pytest.approx(67.0)
+    assert (kept.step, kept.bytes, kept.failed_step, kept.failures) == (20, 4000, 30, 1)
+    assert kept.failed == "r2: /k: No space left on device"
+    store, _ = open_store(tmp_path)
+    assert Book(store, 2, clock, fresh=True).shown_kept == CheckpointView(), "another job's"
 
 
 def test_a_replaced_coordinator_writes_nothing_more(tmp_path: Path, clock: Hands) -> None:

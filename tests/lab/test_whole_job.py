@@ -156,6 +156,15 @@ def test_a_rail_goes_down_training_goes_on_and_a_killed_agent_leaves_nothing_bro
 
 def test_checkpoints_are_kept_beside_the_training(user: User) -> None:
     eventually(lambda: user.sees()["job"]["checkpoint"] is not None, "no checkpoint was told of")
+    kept = user.sees()["job"]["checkpoint"]
+    assert kept["step"] > 0
+    assert kept["bytes"] > 100_000
+    assert kept["age_s"] >= 0
+    assert kept["failed"] is None
+    assert re.search(r"  checkpoint step \d+, \d+\.\d MB, \S+ ago", user.does("status"))
+    eventually(lambda: 'ftar_checkpoint_step{job="lab"} ' in metrics(user), "the agents do not say so")
+    assert samples(user, "ftar_checkpoint_bytes")[0] > 100_000
+    assert samples(user, "ftar_checkpoint_failures_total") == [0]
     assert [path for path in user.paths.checkpoints.iterdir() if path.name.startswith("step-")]
     kinds = [event["kind"] for event in json.loads(user.does("events", "-o", "json"))["events"]]
     assert "checkpoint.written" in kinds
@@ -182,6 +191,7 @@ def spent(user: User) -> dict[tuple[str, str | None], dict[str, Any]]:
     """Where the job's time went; all of it, and every microsecond once."""
     account = user.sees()["job"]["accounting"]
     assert sum(entry["us"] for entry in account["spent"]) == account["total_us"]
+    assert sum(entry["share"] for entry in account["spent"]) == pytest.approx(1.0)
     return {(entry["category"], entry["cause"]): entry for entry in account["spent"]}
 
 
@@ -196,6 +206,13 @@ def metrics(user: User) -> str:
         return client.get("http://agent/metrics").text
 
 
+def samples(source: User | str, name: str, label: str = "") -> list[float]:
+    """Values of a metric."""
+    text = source if isinstance(source, str) else metrics(source)
+    found = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", text, re.MULTILINE)
+    return [float(value) for labels, value in found if label in labels]
+
+
 def test_where_the_time_went_is_accounted_for_by_cause(user: User) -> None:
     went = spent(user)
     assert went["productive", None]["us"] > went["degraded", "drained"]["us"] > 0
@@ -208,7 +225,12 @@ def test_where_the_time_went_is_accounted_for_by_cause(user: User) -> None:
     # Dashboards are told what was saved last, at most five seconds ago.
     killed = 'ftar_training_seconds_total{category="degraded",cause="killed",job="lab"} '
     eventually(lambda: killed in metrics(user), "the agents do not say where the time went")
-    assert 'ftar_effective_training_ratio{job="lab"} 0.' in metrics(user)
+    text = metrics(user)
+    seconds = samples(text, "ftar_training_seconds_total")
+    (productive,) = samples(text, "ftar_training_seconds_total", 'category="productive"')
+    (ratio,) = samples(text, "ftar_effective_training_ratio")
+    assert 0 < ratio < 1
+    assert productive / sum(seconds) == pytest.approx(ratio, abs=1e-5), "productive and all losses are all of the time"
 
 
 def test_a_killed_coordinator_is_started_again_and_the_job_goes_on(user: User) -> None:

@@ -24,6 +24,7 @@ from torch import nn
 import ftar_core
 from ftar_core.native import core
 from ftar_core.training.options import TrainingOptions
+from ftar_core.training.state import state_digest
 
 from .network import enter_namespace
 
@@ -81,6 +82,8 @@ class Recipe:
     namespace: str = ""  # network namespace to enter, a path
     checkpoint: ftar_core.Checkpoint | None = None
     file_bytes: int = 0  # no file of this process grows beyond (RLIMIT_FSIZE): a disk that is full
+    max_norm: float = 0.0  # gradients are clipped to it; 0: they are not
+    states: Path | None = None  # where the digest of the whole state is written after each step
 
 
 def model_of(width: int, seed: int) -> nn.Sequential:
@@ -109,6 +112,11 @@ def note_turn(file: Path | None, session: ftar_core.Session) -> None:
     if file is not None and not session.warming_up:
         with file.open("a") as out:
             out.write(f"{os.getpid()} {session.current_step}\n")
+
+
+def note_state(file: Path, step: int, *parts: nn.Module | torch.optim.Optimizer) -> None:
+    with file.open("a") as out:
+        out.write(f"{step} {' '.join(map(state_digest, parts))}\n")
 
 
 def as_rank(environment: dict[str, str], log_file: Path, work: Callable[[], None]) -> None:
@@ -160,6 +168,8 @@ def train(recipe: Recipe) -> None:
     def update() -> None:
         if session.current_step == recipe.fail_update_at:
             raise RuntimeError("on purpose")
+        if recipe.max_norm:
+            ftar_core.clip_grad_norm_(model.parameters(), recipe.max_norm)
         optimizer.step()
 
     session = ftar_core.Session(
@@ -184,5 +194,8 @@ def train(recipe: Recipe) -> None:
             loss = loss * float("nan")
         time.sleep(max(0.0, began + recipe.step_ms / 1000 - time.monotonic()))
         loss.backward()
+        step = session.current_step
         session.step(loss, tokens=len(indices))
+        if recipe.states is not None:
+            note_state(recipe.states, step, model, optimizer)
     print("loop ended", flush=True)
