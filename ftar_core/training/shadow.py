@@ -57,6 +57,8 @@ class Shadow:
         self._warm_ups, self._journal = warm_ups, journal
         self._holds_state = False  # a state of this job, not just this process's own beginning
         self._catch_up: CatchUp | None = None
+        self._begins = 0  # the history of a job that begins with what is here now (checkpoints/histories.py)
+        self._inside = False  # contributes, and has said so to the checkpoints
         self._lost_since: float | None = None
         self._life = self._forgot = 0
 
@@ -67,12 +69,13 @@ class Shadow:
 
     def contributing(self, place: Place) -> None:
         """This replica begins a step as a contributor. Raises Leave."""
-        if self._keeper is not None:
+        if self._keeper is not None and not self._inside:
             try:
-                self._keeper.enter()
+                self._keeper.enter(self._begins if self._catch_up is None else 0)
             except (CheckpointError, OSError) as error:
                 raise Leave(problem_with(self._keeper.options, error), RankExit.REFUSED) from None
         catch_up, self._catch_up = self._catch_up, None
+        self._begins, self._inside = 0, True
         self._holds_state, self._warm_ups = True, 0  # the loop's body runs here from now on
         self._wiring.server.serve(True)
         if catch_up is not None:
@@ -131,6 +134,7 @@ class Shadow:
         step = self._restorer.run(self._wiring.agree)
         if step is not None:
             self._stepper.applied = step
+            self._begins, self._inside = self._restorer.history, False
             digest, deal = self._initial()
             self._wiring.post(Restored(step, digest, deal))
 
@@ -148,7 +152,7 @@ class Shadow:
     def _catching_up(self, place: Place) -> CatchUp:
         if self._catch_up is None:
             self._wiring.server.serve(False)
-            self._catch_up = self._begin(place)
+            self._catch_up, self._inside = self._begin(place), False
         catch_up = self._catch_up
         if place.role is not Role.CONTRIBUTOR:
             catch_up.set_sources(self._wiring.exchange.sources())

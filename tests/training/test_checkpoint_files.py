@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ import torch
 from torch import nn
 
 from ftar_core.errors import CheckpointError, SettingsError, StateMismatch
-from ftar_core.training.checkpoints import locks, options, reading, turns, writing
+from ftar_core.training.checkpoints import histories, locks, options, reading, turns, writing
 from ftar_core.training.checkpoints.layout import (
     MANIFEST,
+    SCHEMA,
     Found,
     Manifest,
     complete_name,
     look,
     mark_damaged,
     steps_in,
+    survey,
 )
 from ftar_core.training.state import EncodedState, look_at_state, state_digest
 
@@ -42,19 +45,25 @@ def parts_of(width: int = 16, steps: int = 0) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
-def write(directory: Path, step: int, parts: dict[str, Any], replica: str = "r0") -> Path:
+def begin_write(directory: Path, step: int, parts: dict[str, Any], history: int = 1) -> Iterator[Path]:
+    """Two steps: all is written, then it gets its name."""
     directory.mkdir(exist_ok=True)
     live = look_at_state(parts, places=True)
     copy = EncodedState(live.skeleton, live.infos, tuple(t.clone() for t in live.tensors), live.places)
-    target = writing.Target(directory, step, replica, 1, 0, 1)
+    target = writing.Target(directory, step, "r0", 1, 0, 1)
     with writing.begun(target) as lock:
         writing.write_part(target, writing.state_of(copy, NAMES))
         writing.join(target)
-        writing.publish(target, lock, lambda files: manifest(step, files))
-    return target.complete
+        yield target.path
+        writing.publish(target, lock, lambda files: manifest(step, files, history))
+    yield target.complete
 
 
-def manifest(step: int, files: dict[str, Any]) -> Manifest:
+def write(directory: Path, step: int, parts: dict[str, Any], history: int = 1) -> Path:
+    return list(begin_write(directory, step, parts, history))[-1]
+
+
+def manifest(step: int, files: dict[str, Any], history: int = 1) -> Manifest:
     return Manifest(
         ftar_core="0.1.0",
         torch=str(torch.__version__),
@@ -70,6 +79,7 @@ def manifest(step: int, files: dict[str, Any]) -> Manifest:
         data={},
         rng="",
         files=files,
+        history=history,
     )
 
 
@@ -161,8 +171,10 @@ def test_another_model_is_refused_with_its_first_difference(tmp_path: Path) -> N
 def test_one_of_a_newer_version_is_refused_and_says_which(tmp_path: Path) -> None:
     path = write(tmp_path, 400, parts_of())
     made = msgspec.json.decode((path / MANIFEST).read_bytes())
-    (path / MANIFEST).write_bytes(msgspec.json.encode({**made, "schema": 2, "ftar_core": "3.1", "colour": "blue"}))
-    with pytest.raises(CheckpointError, match=r"was made by ftar_core 3\.1 \(schema 2\)"):
+    (path / MANIFEST).write_bytes(
+        msgspec.json.encode({**made, "schema": SCHEMA + 1, "ftar_core": "3.1", "colour": "blue"})
+    )
+    with pytest.raises(CheckpointError, match=r"was made by ftar_core 3\.1 \(schema 3\)"):
         look(tmp_path, 400)
 
 
@@ -204,6 +216,61 @@ def test_the_newest_are_kept_and_what_dead_writers_left_is_removed(tmp_path: Pat
         (tmp_path / "notes.txt").touch()
         alive.complete.mkdir()  # somebody else was quicker
     writing.tidy(tmp_path, keep=2)
+
+
+def newest(directory: Path) -> tuple[int, int]:
+    return (survey(directory)[-1].history, survey(directory)[-1].step)
+
+
+def test_a_job_that_began_again_from_an_older_one_goes_by_its_own_history(tmp_path: Path) -> None:
+    """Steps up to 50 are kept, 40 and 50 cannot be loaded on the day all die, and a writer of 60 is frozen."""
+    parts = parts_of()
+    for step in (30, 40, 50):
+        write(tmp_path, step, parts)
+    frozen = begin_write(tmp_path, 60, parts)
+    next(frozen)
+    for step in (40, 50):
+        mark_damaged(tmp_path / complete_name(step), "x has another digest")
+    assert histories.following(tmp_path) == 2
+    histories.begin(tmp_path, 2)
+    histories.begin(tmp_path, 2)
+    assert histories.running(tmp_path) == 2
+    write(tmp_path, 35, parts, history=2)
+    assert newest(tmp_path) == (2, 35)
+    write(tmp_path, 40, parts, history=2)  # that of the same step is in the way
+    assert newest(tmp_path) == (2, 40)
+    assert look(tmp_path, 40).loadable
+    next(frozen)
+    assert look(tmp_path, 60).loadable, "it thaws and finishes what it had begun"
+    assert newest(tmp_path) == (2, 40)
+    writing.tidy(tmp_path, keep=2)
+    assert [found.step for found in survey(tmp_path)] == [35, 40], "what is kept is the newest of what counts"
+    late = begin_write(tmp_path, 40, parts)
+    next(late)
+    next(late)
+    assert look(tmp_path, 40).history == 2, "an older history takes nobody's place"
+    assert not list(tmp_path.glob(".step-*"))
+    (tmp_path / histories.FILE).unlink()
+    assert histories.following(tmp_path) == 3, "manifests say it, too"
+
+
+@pytest.mark.parametrize("text", [b"", b"x", b"-3", b"9" * 40])
+def test_a_history_that_cannot_be_read_is_none(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / histories.FILE).write_bytes(text)
+    assert histories.running(tmp_path) == 0
+    assert histories.following(tmp_path) >= 1
+
+
+def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        write(tmp_path, step, parts_of())
+    mark_damaged(tmp_path / complete_name(40), "x")
+    writing.tidy(tmp_path, keep=2)
+    assert steps_in(tmp_path) == [20, 30, 40]
+    write(tmp_path, 50, parts_of())
+    write(tmp_path, 60, parts_of())
+    writing.tidy(tmp_path, keep=2)
+    assert steps_in(tmp_path) == [50, 60]
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:

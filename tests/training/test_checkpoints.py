@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import ftar_core
-from ftar_core.training.checkpoints.layout import steps_in
+from ftar_core.training.checkpoints.layout import steps_in, survey
 
 from .conftest import Job, until
 
@@ -129,6 +129,10 @@ def test_another_number_of_replicas_goes_on_and_a_damaged_checkpoint_is_passed_b
     since = found - 10
     assert set(trained(job, names, since).values()) == {1}
     assert len(trained(job, names, since)) == 2 * since + 3 * 13
+    again = survey(job.path / "checkpoints")[-1]
+    assert again.loadable
+    assert again.history == 2, "the newest is of the history that counts"
+    assert again.step in (found, found + 1, found + 2, found + 3), "the damaged one is in nobody's way"
 
 
 def test_a_disk_that_is_full_costs_the_checkpoint_and_nothing_else(job: Job) -> None:

@@ -22,7 +22,7 @@ import ftar_core
 from ftar_core.errors import FtarError
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.settings import Settings
-from ftar_core.training.checkpoints import locks, tree, writing
+from ftar_core.training.checkpoints import histories, locks, tree, writing
 from ftar_core.training.checkpoints.layout import Manifest, part_name
 from ftar_core.training.checkpoints.options import Checkpoint
 from ftar_core.training.checkpoints.turns import Order, is_mine, order_of
@@ -43,6 +43,7 @@ class Task:
     """One checkpoint that is due."""
 
     order: Order
+    history: int  # of the job, as this replica knows it
     commit: Commit | None  # None: of a job that holds, after a step that was committed before
     borrower: Borrower
     began: float
@@ -74,21 +75,25 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._lock: locks.Flock | None = None
         self._entered = False
+        self._history = 0
         self._noted = 0  # the last step of which a snapshot was asked for
         self._whole = 0  # the last step that ended an update
         self.written = 0  # the step of the last one that was seen complete
 
     # --- the training thread
 
-    def enter(self) -> None:
-        """This replica contributes: from now on the directory is its job's. Raises CheckpointError, OSError."""
-        if self._entered:
-            return
-        self.options.path.mkdir(parents=True, exist_ok=True)
-        if self._settings.rank == 0:
-            owner = f"job {self._settings.job} (coordinator {self._settings.coordinator})"
-            self._lock = locks.hold(self.options.path, owner)
-        self._entered = True
+    def enter(self, begins: int) -> None:
+        """This replica contributes: from now on the directory is its job's. `begins`: the history that it begins
+        together with all others; 0: it joins. Raises CheckpointError, OSError."""
+        if not self._entered:
+            self.options.path.mkdir(parents=True, exist_ok=True)
+            if self._settings.rank == 0:
+                owner = f"job {self._settings.job} (coordinator {self._settings.coordinator})"
+                self._lock = locks.hold(self.options.path, owner)
+            self._entered = True
+        if begins and self._settings.rank == 0:
+            histories.begin(self.options.path, begins)
+        self._history = begins or histories.running(self.options.path)
 
     def stepped(self, commit: Commit, whole: bool) -> None:
         """The update of a step has run. `whole`: no gradients wait for an update that takes several steps."""
@@ -120,7 +125,8 @@ class Keeper:
                 log.warning("no checkpoint of step %d: that of step %d is still being written", step, busy.order.step)
                 return
             borrower = Borrower(step, patience=PATIENCE)
-            self._task, self._again, self._noted = Task(order, commit, borrower, time.monotonic()), False, step
+            self._task = Task(order, self._history, commit, borrower, time.monotonic())
+            self._again, self._noted = False, step
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ftar-checkpoints", daemon=True)
                 self._thread.start()
@@ -188,7 +194,7 @@ class Keeper:
         target = self._target(task)
         seen, since = self._progress(task), time.monotonic()
         while not self._superseded():
-            if target.complete.exists():
+            if histories.stands(writing.found_at(target), task.history):
                 self.written = max(self.written, task.order.step)
                 return
             found, now = self._progress(task), time.monotonic()
@@ -246,6 +252,7 @@ class Keeper:
             data=data if isinstance(data, dict) else {},
             rng=RNG,
             files=files,
+            history=task.history,
         )
 
     def _failed(self, task: Task, error: Exception) -> None:

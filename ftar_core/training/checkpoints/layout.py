@@ -1,6 +1,7 @@
 """What lies in a checkpoint directory, and which of it counts.
 
     DIRECTORY/
+      history                   which beginning of the job it is that runs (histories.py)
       lock                      who the directory belongs to; held (flock) by every replica of the job that runs
       step-000000400/           complete: it got this name when everything in it was on disk
         .metadata, __R_N.distcp   torch.distributed.checkpoint's own files, one or more a rank
@@ -27,7 +28,7 @@ import msgspec
 
 from ftar_core.errors import CheckpointError
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had no history
 MANIFEST, TREE, METADATA, DAMAGED = "ftar.json", "ftar.state", ".metadata", "damaged"
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 _COMPLETE = re.compile(r"step-(\d{9,18})\Z")
@@ -40,8 +41,9 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`step`: the state is that after this one, which `contributors` made in (`term`, `epoch`). `written`: Unix
-    seconds, for people. `data`: which batches are trained. `rng`: what is kept of random generators, in words."""
+    """`step`: the state is that after this one, which `contributors` made in (`term`, `epoch`) of the job's `history`
+    (histories.py). `written`: Unix seconds, for people. `data`: which batches are trained. `rng`: what is kept of
+    random generators, in words."""
 
     schema: int = SCHEMA
     ftar_core: str
@@ -58,6 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data: dict[str, bool | int | str | list[int] | None]
     rng: str
     files: dict[str, FileEntry]
+    history: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -69,16 +72,25 @@ class _Schema(msgspec.Struct, frozen=True):
 
     schema: int
     ftar_core: str = "?"
+    history: int = 0
 
 
 @dataclass(frozen=True)
 class Found:
-    """A complete checkpoint, or (`problem`) one that must be passed by."""
+    """A complete checkpoint, or one that must be passed by (`problem`), or whose job must not go on with an older one
+    (`refused`)."""
 
     path: Path
     step: int
     manifest: Manifest | None
     problem: str = ""
+    history: int = 0
+    refused: CheckpointError | None = None
+
+    @property
+    def loadable(self) -> bool:
+        """As far as can be told without reading its data."""
+        return self.manifest is not None
 
 
 def complete_name(step: int) -> str:
@@ -113,29 +125,56 @@ def steps_in(directory: Path) -> list[int]:
 def look(directory: Path, step: int) -> Found:
     """Whether that checkpoint may be loaded, without reading its data. Raises CheckpointError if it was made by a newer
     version: falling back to an older one would throw away training without anybody being asked."""
-    path = directory / complete_name(step)
+    found = glance(directory / complete_name(step), step)
+    if found.refused is not None:
+        raise found.refused
+    return found
+
+
+def survey(directory: Path) -> list[Found]:
+    """All complete ones, the newest last: by history, then by step. Raises OSError (not for a directory that is not
+    there)."""
+    return sorted(
+        (glance(directory / complete_name(step), step) for step in steps_in(directory)),
+        key=lambda found: (found.history, found.step),
+    )
+
+
+def glance(path: Path, step: int) -> Found:
+    """`look`, for who decides about it otherwise."""
+    history = 0
     try:
-        if (path / DAMAGED).exists():
-            return Found(path, step, None, _first_line(path / DAMAGED))
         manifest = read_manifest(path)
+        history = manifest.history
+        if (path / DAMAGED).exists():
+            return Found(path, step, None, _first_line(path / DAMAGED), history)
     except OSError as error:
         return Found(path, step, None, f"{MANIFEST}: {error.strerror}")
     except ValueError as error:
         return Found(path, step, None, f"{MANIFEST}: {error}")
+    except NewerVersion as error:
+        return Found(path, step, None, str(error), error.history, error)
     if manifest.step != step:
-        return Found(path, step, None, f"its manifest is of step {manifest.step}")
+        return Found(path, step, None, f"its manifest is of step {manifest.step}", history)
     for name, entry in manifest.files.items():
         try:
             size = (path / name).stat().st_size
         except OSError as error:
-            return Found(path, step, None, f"{name}: {error.strerror}")
+            return Found(path, step, None, f"{name}: {error.strerror}", history)
         if size != entry.bytes:
-            return Found(path, step, None, f"{name} has {size} bytes of {entry.bytes}: it was cut short")
-    return Found(path, step, manifest)
+            problem = f"{name} has {size} bytes of {entry.bytes}: it was cut short"
+            return Found(path, step, None, problem, history)
+    return Found(path, step, manifest, "", history)
+
+
+class NewerVersion(CheckpointError):
+    """`history`: of what it made."""
+
+    history = 0
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises OSError, ValueError (not a manifest), CheckpointError (of a newer version)."""
+    """Raises OSError, ValueError (not a manifest), NewerVersion."""
     with (path / MANIFEST).open("rb") as file:
         text = file.read(MAX_MANIFEST_BYTES + 1)
     if len(text) > MAX_MANIFEST_BYTES:
@@ -143,11 +182,13 @@ def read_manifest(path: Path) -> Manifest:
     try:
         made = msgspec.json.decode(text, type=_Schema)
         if made.schema > SCHEMA:
-            raise CheckpointError(
+            error = NewerVersion(
                 f"checkpoint {path} was made by ftar_core {made.ftar_core} (schema {made.schema}), this one reads "
                 f"schema {SCHEMA}",
                 hint=f"install ftar_core {made.ftar_core} or newer, or move that checkpoint away to use an older one",
             )
+            error.history = made.history
+            raise error
         manifest = msgspec.json.decode(text, type=Manifest)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from ftar_core.errors import CheckpointError
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.training.checkpoints import tree
-from ftar_core.training.checkpoints.layout import complete_name, look, mark_damaged, steps_in
+from ftar_core.training.checkpoints.histories import following
+from ftar_core.training.checkpoints.layout import Found, complete_name, mark_damaged, survey
 from ftar_core.training.checkpoints.options import Checkpoint
 from ftar_core.training.checkpoints.reading import Damaged, Loaded, load
 from ftar_core.training.journal import Journal
@@ -29,6 +30,7 @@ class Restorer:
         self, options: Checkpoint, *, parts: Mapping[str, Stateful], names: tree.Names, journal: Journal
     ) -> None:
         self._options, self._parts, self._names, self._journal = options, parts, names, journal
+        self.history = 1  # of a job that begins with what was found
 
     def run(self, agree: Callable[[Ballot], tuple[Ballot, ...]]) -> int | None:
         """The step whose state is live now; 0: there is no checkpoint; None: the replica ends. Raises CheckpointError,
@@ -36,6 +38,7 @@ class Restorer:
         began = time.monotonic()
         if not self._options.restore:
             self._nothing_there()
+        self.history = following(self._options.path)
         bound: int | None = None
         while True:
             loaded = self._newest(bound)
@@ -59,26 +62,28 @@ class Restorer:
         return mine
 
     def _nothing_there(self) -> None:
-        found = self._steps()
+        found = self._survey()
         if found:
             raise CheckpointError(
-                f"{self._options.path} holds checkpoints up to step {found[-1]}, and the job is to begin anew",
+                f"{self._options.path} holds checkpoints up to step {found[-1].step}, and the job is to begin anew",
                 hint="give it an empty directory, or restore=True",
             )
 
-    def _steps(self) -> list[int]:
+    def _survey(self) -> list[Found]:
         try:
-            return steps_in(self._options.path)
+            return survey(self._options.path)
         except OSError as error:
             raise CheckpointError(f"checkpoint directory {self._options.path}: {error.strerror}") from None
 
     def _newest(self, bound: int | None) -> Loaded | None:
         """The newest one up to `bound` that is complete and whose bytes are right."""
         passed = ""
-        for step in reversed(self._steps()):
+        for found in reversed(self._survey()):
+            step = found.step
             if bound is not None and step > bound:
                 continue
-            found = look(self._options.path, step)
+            if found.refused is not None:
+                raise found.refused
             problem = found.problem
             if found.manifest is not None:
                 passes("checkpoint-load", step)

@@ -34,16 +34,19 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ftar_core.errors import CheckpointError
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.training.checkpoints import tree
+from ftar_core.training.checkpoints.histories import stands
 from ftar_core.training.checkpoints.layout import (
     MANIFEST,
     METADATA,
     TREE,
+    Found,
     Manifest,
     complete_name,
     entry_of,
+    glance,
     part_name,
     part_of,
-    steps_in,
+    survey,
     sync,
 )
 from ftar_core.training.checkpoints.locks import Flock, alone
@@ -180,9 +183,12 @@ def publish(target: Target, lock: Flock, manifest: Callable[[dict[str, Any]], Ma
         os.fsync(file.fileno())
     sync(target.path)
     passes("checkpoint-manifest", target.step)
-    if target.complete.exists():  # somebody took over from us although we were only slow: one of the two is enough
+    there = found_at(target)
+    if stands(there, made.history):  # somebody took over from us although we were only slow: one of the two is enough
         shutil.rmtree(target.path)
         return made
+    if there is not None:
+        _put_away(target.directory, target.step)
     os.rename(target.path, target.complete)
     sync(target.directory)
     passes("checkpoint-published", target.step)
@@ -237,23 +243,34 @@ def progress_of(path: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted(found))
 
 
+def found_at(target: Target) -> Found | None:
+    """What has the name of that step, if anything has."""
+    return glance(target.complete, target.step) if target.complete.exists() else None
+
+
+def _put_away(directory: Path, step: int) -> None:
+    """A complete one, by way of a name that nobody loads, so that a kill in the middle leaves no half of it. Raises
+    OSError."""
+    gone = directory / part_name(step, "old", 0)
+    shutil.rmtree(gone, ignore_errors=True)
+    os.rename(directory / complete_name(step), gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def tidy(directory: Path, keep: int) -> None:
-    """Remove complete checkpoints but the newest, and what dead writers have left. Never raises: the next one tries
-    again."""
+    """Remove complete checkpoints but the newest that can be loaded, and what dead writers have left. Never raises: the
+    next one tries again."""
     try:
         names = os.listdir(directory)
-        complete = steps_in(directory)
+        found = survey(directory)
     except OSError:
         return
-    for step in complete[: max(0, len(complete) - keep)]:
-        path = directory / complete_name(step)
-        # Out of the way under a name that nobody loads, so that a kill in the middle leaves no half of it.
-        gone = directory / part_name(step, "old", 0)
-        try:
-            os.rename(path, gone)
-        except OSError:
-            continue
-        shutil.rmtree(gone, ignore_errors=True)
+    good = [one for one in found if one.loadable]
+    oldest = good[-keep] if len(good) > keep else None
+    for one in found[: found.index(oldest)] if oldest is not None else ():
+        if one.refused is None:
+            with contextlib.suppress(OSError):
+                _put_away(directory, one.step)
     for name in names:
         if part_of(name) is not None:
             _remove_if_dead(directory / name)
