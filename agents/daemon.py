@@ -203,6 +203,7 @@ class _Daemon:
             max_faults=settings.max_faults,
             max_duration_s=settings.max_duration_s,
             protection=tuple(filter(None, (settings.protect.of(str(config)),))),
+            blast=settings.blast_radius.of(str(config)),
         )
         ledger = Ledger(ledger_directory(settings.state_dir))
         job = partial(relay.facts, f"agent-{settings.node}")
@@ -219,7 +220,7 @@ class _Daemon:
                 job=job,
                 halted=self._halt.why,
                 elsewhere=local.open_faults,
-                protection=limits.protection,
+                limits=limits,
             )
             self._injector = SplitFaults(local, remote)
         self._cordon = Cordon(settings.state_dir / "cordon.json", settings.node, emit)

@@ -51,7 +51,9 @@ class JobRelay:
         except ApiProblem as error:
             return JobFacts(problem=f"{error.body.thing}: {error.body.reason}")
         contributing = tuple(r.name for r in job.replicas if r.state == "contributing")
-        return JobFacts(True, contributing, job.min_replicas)
+        lacking = len(contributing) < job.replicas_wanted
+        out = tuple(r.name for r in job.replicas if lacking and r.state not in ("contributing", "spare", "draining"))
+        return JobFacts(True, contributing, job.min_replicas, wanted=job.replicas_wanted, out=out)
 
     def process(self, principal: str) -> Worker:
         """The coordinator's process, if it is one of this machine. Raises HostError."""

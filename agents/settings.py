@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from agents.api.models import DEFAULT_PORT
-from agents.api.safety import ProtectRules
+from agents.api.safety import BlastSettings, ProtectRules
 from agents.monitors.portlimits import NicLimits, RdmaLimits
 from agents.section import Section
 from ftar_core.wire.ids import valid_name
@@ -76,7 +76,8 @@ class AgentSettings(Section):
     allow_faults: bool = False
     helper_socket: Path | None = None  # of ft-agent-helper, where this agent runs without root
     protect: ProtectRules = Field(default_factory=ProtectRules)  # what no fault touches, whoever asks
-    max_faults: int = Field(default=4, ge=0, le=1000)
+    blast_radius: BlastSettings = Field(default_factory=BlastSettings)  # how much may be hit at once, of the cluster
+    max_faults: int = Field(default=4, ge=0, le=1000)  # at once on this node
     default_duration_s: float = Field(default=60.0, gt=0)
     max_duration_s: float = Field(default=900.0, gt=0, le=86_400)
     poll_s: float = Field(default=1.0, ge=0.1, le=60)

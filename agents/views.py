@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from agents.api.models import (
     AgentInfo,
@@ -13,7 +14,7 @@ from agents.api.models import (
     ProblemView,
 )
 from agents.api.protect import Protection
-from agents.api.safety import ProtectView
+from agents.api.safety import BlastView, ProtectView
 from agents.faults.catalog import AnyFault
 from agents.health import views as verdict_views
 from agents.http.context import VERSION, Agent
@@ -115,6 +116,7 @@ def node_view(agent: Agent) -> NodeView:
             "cordon": agent.cordon.view(),
             "halt": agent.halt.view(),
             "protect": [_protect(one) for one in agent.parts.injector.protections()],
+            "blast": BlastView(**asdict(agent.parts.injector.blast())),
             "faults": faults,
             "problems": found,
         }

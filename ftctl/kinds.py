@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from agents.api.blast import RULES
 from agents.api.faultspecs import Param, ParamValue, Spec
 
 NodeOption = Annotated[str, typer.Option("--node", metavar="NODES", help="Where: node1, or several as node[0-3].")]
@@ -38,6 +39,14 @@ DurationOption = Annotated[
     str, typer.Option("--duration", metavar="TIME", help="When it takes itself back: 500ms, 20s, 2m. Agents cap it.")
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; shown wherever the fault is shown.")]
+OverrideOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--override",
+        metavar="RULE",
+        help=f"A limit of the blast radius not to hold to ({', '.join(RULES)}); takes a --reason. May be repeated.",
+    ),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Let the agents make all checks, and inject nothing.")]
 ParamOption = Annotated[
     list[str] | None,
@@ -63,6 +72,7 @@ class Wish:
     allow_last_replica: bool = False
     duration: str | None = None
     reason: str = ""
+    override: tuple[str, ...] = ()
     dry_run: bool = False
     params: dict[str, ParamValue] = field(default_factory=dict)
     raw: tuple[str, ...] = ()
@@ -73,7 +83,8 @@ def command_of(spec: Spec, act: Callable[[Any, Spec, Wish], Any]) -> Callable[..
 
     def command(cluster: Any, **given: Any) -> Any:
         params = {param.name: _plain(given.pop(param.name)) for param in spec.params}
-        return act(cluster, spec, Wish(params=params, **given))
+        override = tuple(given.pop("override") or ())
+        return act(cluster, spec, Wish(params=params, override=override, **given))
 
     options = {
         **_target_options(spec),
@@ -87,7 +98,8 @@ def command_of_unknown(kind: str, act: Callable[[Any, str, Wish], Any]) -> Calla
     """The same for a kind that only the agents know: every kind of target, and parameters by name."""
 
     def command(cluster: Any, *, param: list[str] | None, **given: Any) -> Any:
-        return act(cluster, kind, Wish(raw=tuple(param or ()), **given))
+        override = tuple(given.pop("override") or ())
+        return act(cluster, kind, Wish(raw=tuple(param or ()), override=override, **given))
 
     options: Options = {
         "node": (AnyNodeOption, None),
@@ -98,6 +110,7 @@ def command_of_unknown(kind: str, act: Callable[[Any, str, Wish], Any]) -> Calla
         "param": (ParamOption, None),
         "duration": (DurationOption, "60s"),
         "reason": (ReasonOption, ""),
+        "override": (OverrideOption, None),
         "dry_run": (DryRunOption, False),
         "allow_last_rail": (AllowLastRailOption, False),
         "allow_last_replica": (AllowLastReplicaOption, False),
@@ -134,7 +147,12 @@ def _target_options(spec: Spec) -> Options:
 
 def _common_options(spec: Spec) -> Options:
     duration: Options = {} if spec.irreversible else {"duration": (DurationOption, "60s")}
-    return {**duration, "reason": (ReasonOption, ""), "dry_run": (DryRunOption, False)}
+    return {
+        **duration,
+        "reason": (ReasonOption, ""),
+        "override": (OverrideOption, None),
+        "dry_run": (DryRunOption, False),
+    }
 
 
 def _param_option(param: Param) -> tuple[Any, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from agents.api.base import Answer, Request
-from agents.api.safety import ProtectSaid
+from agents.api.blast import RULES, Rule
+from agents.api.safety import BlastSaid, FleetSaid, ProtectSaid
 from agents.api.words import FaultState
 
 
@@ -69,6 +70,9 @@ class InjectRequest(Request):
     allow_last_rail: bool = False  # override the guard that keeps one healthy rail (`--allow-last-rail`)
     allow_last_replica: bool = False  # override the guard of min-replicas (`--allow-last-replica`)
     protect: ProtectSaid | None = None  # more than the agent's own settings protect: a playbook's
+    blast: BlastSaid | None = None  # narrower limits than the agent's own: a playbook's
+    fleet: FleetSaid | None = None  # what is known of other nodes, for the limits of the blast radius
+    override: list[Rule] | None = Field(default=None, max_length=len(RULES))  # limits not to hold to; takes a reason
     dead_man_s: float | None = None  # revert when the controller is silent for so long (POST /v1/faults/{id}/keepalive)
 
 

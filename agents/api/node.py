@@ -8,7 +8,7 @@ from agents.api.base import Answer
 from agents.api.cordon import CordonView
 from agents.api.faults import FaultView
 from agents.api.halt import HaltView
-from agents.api.safety import ProtectView
+from agents.api.safety import BlastView, ProtectView
 from agents.api.words import Health
 
 
@@ -248,5 +248,6 @@ class NodeView(Answer):
     cordon: CordonView | None = None  # set apart: no replica is started here
     halt: HaltView | None = None  # no fault is injected here
     protect: list[ProtectView] = Field(default_factory=list)  # what no fault may touch, a file each
+    blast: BlastView | None = None  # how much may be hit at once; None: an agent that knows no such limits
     faults: list[FaultView]  # not reverted ones, and those reverted in the last minute
     problems: list[ProblemView]

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from agents.api.protect import Protection
 from agents.faults.catalog import CATALOG, AnyFault
+from agents.faults.contract import Target
 from agents.helper import wire
 from agents.helper.client import HelperGone, ask
 from agents.host.errors import HostError
 from agents.host.machine import Machine
-from agents.injection.guard import JobFacts, OpenFault
-from agents.injection.injector import Injection
+from agents.injection.guard import Facts, JobFacts, Limits, OpenFault, blast_radius
 from agents.injection.ledger import Damaged, Entry
 from agents.injection.problems import FaultProblem
+from agents.injection.wish import Injection, asks_the_job, wish_of
 
 RETRY_S = 1.0
 ASK_S = 17.5
@@ -40,12 +41,12 @@ class RemoteFaults:
         job: Callable[[], JobFacts] = JobFacts,
         halted: Callable[[], str] = str,
         elsewhere: Callable[[], tuple[OpenFault, ...]] = tuple,
-        protection: tuple[Protection, ...] = (),
+        limits: Limits,
     ) -> None:
         self._path, self._node, self._machine, self._emit = path, node, machine, emit
         self._job, self._elsewhere = job, elsewhere
         self.halted = halted
-        self.protection = protection  # the agent's own, which the helper holds to as well
+        self._limits = limits  # the agent's own; the helper has root's
         self._lock = threading.Lock()
         self._faults: dict[str, wire.Fault] = {}
         self._damaged: tuple[wire.Damage, ...] = ()
@@ -130,8 +131,7 @@ class RemoteFaults:
         """Raises FaultProblem."""
         fault = CATALOG[wish.kind]
         thing = f"{wish.kind} on {'/'.join(part for part in (self._node, wish.nic or wish.replica) if part)}"
-        asks = fault.spec.takes_out and fault.target in ("replica", "node") and not wish.allow_last_replica
-        job = self._job() if asks else JobFacts()
+        job = self._job() if asks_the_job(fault, wish, self._limits) else JobFacts()
         coordinator = None
         if fault.target == "coordinator":
             try:
@@ -157,7 +157,7 @@ class RemoteFaults:
             workers=self._machine.workers.all() if fault.target in ("replica", "node") else (),
             coordinator=coordinator,
             here=tuple(sorted({worker.replica for worker in self._machine.workers.all()})),
-            protect=tuple(wire.Protected.of(one) for one in (*self.protection, *wish.protection)),
+            protect=tuple(wire.Protected.of(one) for one in (*self._limits.protection, *wish.protection)),
             elsewhere=tuple(
                 wire.Elsewhere(one.id, one.kind, one.nic, one.left_s, one.replica, one.rank, one.whole_node)
                 for one in self._elsewhere()
@@ -169,6 +169,11 @@ class RemoteFaults:
             if why := self.halted():
                 raise FaultProblem("refused", thing, why, "ftctl faults allow --reason TEXT")
             self._tidied()
+            opened = (*self.open_faults(), *self._elsewhere())
+            target = Target(self._node, wish.nic, wish.replica, wish.rank)
+            facts = Facts((), opened, frozenset(), request.here, job)
+            if refusal := blast_radius(wish_of(fault, wish, target), facts, self._limits):
+                raise FaultProblem.refused(thing, refusal)
             return self._one(request, thing, nothing="nothing was injected")
         finally:
             self._gate.release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agents.api.blast import Blast
 from agents.api.protect import Protection
 from agents.faults.catalog import CATALOG, AnyFault
 from agents.helper.remote import RemoteFaults
@@ -44,6 +45,9 @@ class SplitFaults:
 
     def trouble(self) -> str:
         return self._remote.trouble()
+
+    def blast(self) -> Blast:
+        return self._local.blast()
 
     def protections(self) -> tuple[Protection, ...]:
         return (*self._local.protections(), *self._remote.protections())

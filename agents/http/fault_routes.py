@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from agents.api.blast import NO_FLEET, NO_LIMITS
 from agents.api.models import FaultSpec, FaultView, InjectRequest, RevertAnswer
 from agents.faults.contract import Params
 from agents.http.auth import Chaos, Operator, ThisAgent, Viewer
@@ -64,6 +65,9 @@ async def inject(agent: ThisAgent, who: Chaos, wish: InjectRequest) -> FaultView
         allow_last_rail=wish.allow_last_rail,
         allow_last_replica=wish.allow_last_replica,
         dry_run=wish.dry_run,
+        blast=NO_LIMITS if wish.blast is None else wish.blast.limits(),
+        fleet=NO_FLEET if wish.fleet is None else wish.fleet.fleet(),
+        override=tuple(dict.fromkeys(wish.override or ())),
         protection=() if wish.protect is None else (wish.protect.protection(),),
     )
     target = "/".join(part for part in (agent.settings.node, wish.nic or wish.replica) if part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from agents.api.blast import Blast
 from agents.api.protect import Protection
 from agents.faults.catalog import AnyFault
 from agents.injection.injector import Injection
@@ -11,7 +12,7 @@ from agents.injection.ledger import Damaged, Entry
 
 
 class FaultControl(Protocol):
-    """As agents/injection/injector.py, Injector. The first eight never block."""
+    """As agents/injection/injector.py, Injector. The first nine never block."""
 
     def entries(self) -> list[Entry]: ...
     def find(self, name: str) -> Entry | None: ...
@@ -21,6 +22,10 @@ class FaultControl(Protocol):
     def holds_node(self) -> bool: ...
     def trouble(self) -> str:
         """Why faults cannot be carried out at the moment, or may not be known; empty if nothing is wrong."""
+        ...
+
+    def blast(self) -> Blast:
+        """How much may be hit at once."""
         ...
 
     def protections(self) -> tuple[Protection, ...]:

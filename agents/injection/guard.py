@@ -8,9 +8,10 @@ both find enough.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from agents.api.faultspecs import Param
+from agents.api.blast import FELT_BY_NOBODY, NO_FLEET, NO_LIMITS, Blast, Fleet, Hit, exceeded, felt
+from agents.api.faultspecs import SPECS, Param
 from agents.api.protect import Protection
 from agents.faults.contract import Params, Refusal
 from agents.host.links import Nic, find
@@ -28,22 +29,26 @@ class Limits:
     max_faults: int
     max_duration_s: float
     protection: tuple[Protection, ...] = ()
+    blast: Blast = NO_LIMITS
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What the coordinator says. `problem`: why it could not be asked; `known` false without one: there is none."""
+    """What the coordinator says. `problem`: why it could not be asked; `known` false without one: there is none.
+    `wanted`: how many replicas should contribute; `out`: those that should and do not."""
 
     known: bool = False
     contributing: tuple[str, ...] = ()
     min_replicas: int = 0
     problem: str = ""
+    wanted: int = 0
+    out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Wish:
     """`takes_out`, `whole_node` and `rails` as in the fault's spec. `rank` below 0: all of the replica here.
-    `protection`: of whoever asks, beside the agent's own."""
+    `protection`, `blast`: of whoever asks, beside the agent's own; `fleet`: what it knows of other nodes."""
 
     kind: str
     target: str  # the fault's kind of target
@@ -59,6 +64,9 @@ class Wish:
     gpu: int = -1
     rails: bool = False
     protection: tuple[Protection, ...] = ()
+    blast: Blast = NO_LIMITS
+    fleet: Fleet = NO_FLEET
+    override: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ def judge(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
         or _gpu(wish, facts)
         or _whole_node(wish, facts, limits)
         or _count(facts, limits)
+        or blast_radius(wish, facts, limits)
         or (_last_rail(wish, facts, limits) if wish.target == "nic" and wish.takes_out else None)
         or (
             _last_replica(wish, facts, limits) if wish.target in ("replica", "node", "gpu") and wish.takes_out else None
@@ -180,6 +189,33 @@ def _count(facts: Facts, limits: Limits) -> Refusal | None:
     names = ", ".join(fault.id for fault in facts.open)
     reason = f"{len(facts.open)} faults are in force on {limits.node} already ({names}), and {limits.max_faults} may be"
     return Refusal("refused", reason, "ftctl revert ID, or raise `max_faults` in the agent's configuration")
+
+
+def blast_radius(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
+    """Rules of agents/api/blast.py, those of the agent and then those of whoever asks."""
+    if wish.kind in FELT_BY_NOBODY:
+        return None
+    new = Hit("", wish.kind, limits.node, felt(wish.kind, wish.target, wish.replica, facts.replicas))
+    own = tuple(_hit(fault, facts, limits) for fault in facts.open if fault.kind not in FELT_BY_NOBODY)
+    said, job = wish.fleet, facts.job
+    fleet = replace(
+        said,
+        silent=tuple(node for node in said.silent if node != limits.node),
+        replicas=job.wanted,
+        out=job.out,
+        hits=(*own, *(hit for hit in said.hits if hit.node != limits.node)),
+    )
+    for rules in (limits.blast, wish.blast):
+        if found := exceeded(new, fleet, rules, wish.override):
+            reason = f"{found.reason} (blast_radius: {found.setting} in {found.source})"
+            return Refusal("refused", reason, f"--override {found.rule} --reason TEXT overrides this")
+    return None
+
+
+def _hit(fault: OpenFault, facts: Facts, limits: Limits) -> Hit:
+    spec = SPECS.get(fault.kind)
+    target = spec.target if spec is not None else "replica" if fault.replica else "node"
+    return Hit(fault.id, fault.kind, limits.node, felt(fault.kind, target, fault.replica, facts.replicas))
 
 
 def _last_rail(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:

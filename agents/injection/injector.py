@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from agents.api.blast import Blast
 from agents.api.protect import Protection
 from agents.api.words import FaultState
 from agents.faults.catalog import CATALOG, AnyFault
@@ -25,7 +26,7 @@ from agents.injection.ledger import Damaged, Entry, Ledger, LedgerError
 from agents.injection.lifecycle import Move, after
 from agents.injection.problems import FaultProblem
 from agents.injection.reverting import BACKOFF_S, LOCK_TIMEOUT_S, Reverter
-from agents.injection.wish import Injection, open_fault, wish_of
+from agents.injection.wish import Injection, asks_the_job, open_fault, wish_of
 
 __all__ = ["Injection", "Injector"]
 
@@ -74,6 +75,9 @@ class Injector:
 
     def by_hand(self, entry: Entry) -> list[str]:
         return self._reverter.by_hand(entry)
+
+    def blast(self) -> Blast:
+        return self._limits.blast
 
     def protections(self) -> tuple[Protection, ...]:
         return self._limits.protection
@@ -130,8 +134,7 @@ class Injector:
         fault, params = self._check_form(wish, target)
         target = msgspec.structs.replace(target, gpu=int(params["gpu"])) if "gpu" in params else target
         # Asked before the lock is held: it may take seconds.
-        asks = fault.spec.takes_out and fault.target in ("replica", "node", "gpu") and not wish.allow_last_replica
-        job = self._job() if asks else JobFacts()
+        job = self._job() if asks_the_job(fault, wish, self._limits) else JobFacts()
         try:
             with self._ledger.locked(LOCK_TIMEOUT_S):
                 self.book.read()
@@ -265,6 +268,9 @@ class Injector:
             )
         if not REQUEST_ID.match(wish.request_id):
             raise FaultProblem("bad-request", "request_id", "at most 64 letters, digits and ._- are allowed")
+        if wish.override and not wish.reason.strip():
+            what = f"override of {', '.join(wish.override)}"
+            raise FaultProblem("bad-request", what, "a reason is required", "--reason TEXT")
         for given, name in ((wish.nic, "nic"), (wish.replica, "replica")):
             if given and fault.target != name:
                 raise FaultProblem("bad-request", f"{fault.kind} on {target}", f"{fault.kind} takes no {name}")

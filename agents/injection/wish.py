@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agents.api.blast import FELT_BY_NOBODY, NO_FLEET, NO_LIMITS, Blast, Fleet
 from agents.api.protect import Protection
 from agents.faults.catalog import AnyFault
 from agents.faults.contract import Params, Target
-from agents.injection.guard import OpenFault, Wish
+from agents.injection.guard import Limits, OpenFault, Wish
 from agents.injection.ledger import Entry
 
 
 @dataclass(frozen=True)
 class Injection:
     """A wish to inject, checked for form only. `nic` and `replica` empty where not given; durations in seconds.
-    `protection`: what whoever asks has protected beside what is protected here."""
+    `protection`, `blast`: what holds for whoever asks beside the agent's own; `fleet`: what they know of other nodes;
+    `override`: rules of the blast radius that are not to hold, which takes a reason."""
 
     kind: str
     owner: str
@@ -31,6 +33,9 @@ class Injection:
     allow_last_replica: bool = False
     dry_run: bool = False
     protection: tuple[Protection, ...] = ()
+    blast: Blast = NO_LIMITS
+    fleet: Fleet = NO_FLEET
+    override: tuple[str, ...] = ()
 
 
 def wish_of(fault: AnyFault, asked: Injection, target: Target) -> Wish:
@@ -49,7 +54,18 @@ def wish_of(fault: AnyFault, asked: Injection, target: Target) -> Wish:
         gpu=target.gpu,
         rails=fault.spec.rails,
         protection=asked.protection,
+        blast=asked.blast,
+        fleet=asked.fleet,
+        override=asked.override,
     )
+
+
+def asks_the_job(fault: AnyFault, asked: Injection, limits: Limits) -> bool:
+    """Do the guards need to know which replicas contribute? It costs a request to the coordinator."""
+    if fault.kind in FELT_BY_NOBODY or fault.target == "coordinator":
+        return False
+    takes_some = fault.spec.takes_out and fault.target in ("replica", "node", "gpu") and not asked.allow_last_replica
+    return takes_some or limits.blast.counts_replicas or asked.blast.counts_replicas
 
 
 def open_fault(entry: Entry, now_boot_s: float, catalog: Mapping[str, AnyFault]) -> OpenFault:

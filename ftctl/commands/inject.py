@@ -115,10 +115,11 @@ def _one_of_nic_and_rail(kind: str, wish: Wish) -> None:
 
 
 def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
+    from agents.api.blast import RULES
     from agents.api.models import InjectRequest
     from ftctl import durations
     from ftctl.client import injection
-    from ftctl.client.aiming import with_addresses
+    from ftctl.client.aiming import with_addresses, with_fleet
     from ftctl.errors import UsageProblem
 
     try:
@@ -128,6 +129,8 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
     if duration_s is not None and duration_s <= 0:
         text = f"{wish.duration}: a fault must last longer than nothing"
         raise UsageProblem("--duration", text, "for example 20s")
+
+    _overrides(wish)
 
     async def work(agents: Agents) -> ExitCode:
         with injection.deferred("interrupted: taking back what was begun (at most 30 s) ...", agents) as interrupt:
@@ -149,10 +152,12 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
                     dry_run=wish.dry_run,
                     allow_last_rail=wish.allow_last_rail,
                     allow_last_replica=wish.allow_last_replica,
+                    override=[rule for rule in RULES if rule in wish.override] or None,
                     **more,
                 )
                 for node, nic in nics.items()
             }
+            requests = await with_fleet(agents, requests)
             outcome = await injection.inject(agents, requests)
             if not interrupt.set:
                 _show(cluster, outcome, wish.dry_run)
@@ -161,6 +166,20 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
         return outcome.code()
 
     return cluster.run(work)
+
+
+def _overrides(wish: Wish) -> None:
+    """Raises UsageProblem."""
+    from agents.api.blast import RULES
+    from ftctl.errors import UsageProblem
+
+    for rule in wish.override:
+        if rule not in RULES:
+            near = difflib.get_close_matches(rule, RULES, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(RULES)}"
+            raise UsageProblem(f"--override {rule}", f"there is no such rule ({meant})")
+    if wish.override and not wish.reason.strip():
+        raise UsageProblem("--override", "a reason is required", "--reason TEXT")
 
 
 async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Mapping[str, str | None]:

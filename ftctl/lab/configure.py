@@ -31,6 +31,8 @@ RANK_FINAL = (0, 1, 2)
 RANK_HOLD_DOWN_MS = 3000
 # Three trainers on two cores: more threads than one each only fight each other. Read by OpenMP and MKL before torch is
 # imported, so it must be in the environment of the pre-imported process, which is a child of the agent.
+# A lab is there to be broken: what a real cluster must be spared of is tried here. min_replicas still holds.
+NO_BOUNDS = {"faults": 64, "nodes_percent": 100, "replicas_percent": 100, "same_replica": False}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -99,6 +101,7 @@ def agent_config(
         "tokens_file": str(credentials.agents),
         "rails": [rail.name for rail in node.rails],
         "management_nic": node.management.name,
+        "blast_radius": NO_BOUNDS,
         "kernel_log": None,  # there is one for the whole machine, whose GPUs are no lab's
     }
     if options.gpus:

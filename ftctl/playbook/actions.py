@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from random import Random
 from typing import Any
 
-from agents.api.faultspecs import SPECS
-from agents.api.models import InjectRequest, JobState, ReplicaAction
+from agents.api.models import JobState, ReplicaAction
 from ftctl.client import injection, replicas
-from ftctl.client.aiming import where_the_coordinator_is, with_addresses
-from ftctl.client.cluster import Agents, Snapshot
+from ftctl.client.cluster import Snapshot
 from ftctl.durations import show
 from ftctl.errors import CliError
 from ftctl.exit_codes import ExitCode
 from ftctl.playbook import probing
 from ftctl.playbook import schema as s
+from ftctl.playbook.asking import aim_of, request_for
 from ftctl.playbook.expressions import Expression
 from ftctl.playbook.moments import LATE_S, Moment
-from ftctl.playbook.rules import Rules
-from ftctl.playbook.running import DEAD_MAN_S, ActionFailed, Run
-from ftctl.playbook.selecting import Aim, pick_replica, resolve
+from ftctl.playbook.running import ActionFailed, Run
+from ftctl.playbook.selecting import Aim, pick_replica
 
 STEP_POLL_S = 0.02  # of the job's step, while a fault waits for it: a step of the lab takes ten times as long
 STEPS_POLL_S = 0.15
@@ -132,46 +128,11 @@ async def _inject(run: Run, action: s.Inject) -> None:
         run.named.setdefault(action.name, []).append(fault)
 
 
-async def aim_of(agents: Agents, fault: s.Fault, snapshot: Snapshot, rng: Random) -> Aim:
-    """What is meant by its target; of a node that is taken out, its replica too: it is the one that is lost, and no
-    survivor. Raises CliError."""
-    aim = resolve(fault.target, snapshot, rng)
-    if aim.node and not aim.replica and SPECS[fault.inject].target == "node" and SPECS[fault.inject].takes_out:
-        there = [r.name for r in snapshot.job.replicas if aim.node in snapshot.hosts(r.name)] if snapshot.job else []
-        return replace(aim, replica=there[0]) if len(there) == 1 else aim
-    if not aim.node and SPECS[fault.inject].target == "coordinator":
-        nodes = [view.name for view in snapshot.views()]
-        return replace(aim, node=await where_the_coordinator_is(agents, fault.inject, nodes))
-    return aim
-
-
-async def request_for(
-    agents: Agents, fault: s.Fault, aim: Aim, reason: str, rules: Rules, *, dry_run: bool = False
-) -> InjectRequest:
-    """Raises CliError."""
-    spec = SPECS[fault.inject]
-    return InjectRequest(
-        kind=fault.inject,
-        nic=aim.nic or None if spec.target == "nic" else None,
-        replica=aim.replica or None if spec.target == "replica" else None,
-        duration_s=fault.duration,
-        reason=reason,
-        rank=aim.rank if spec.target == "replica" else None,
-        params=await with_addresses(agents, spec, fault.params),
-        request_id=injection.new_request_id(),
-        dry_run=dry_run,
-        allow_last_rail=fault.allow_last_rail,
-        allow_last_replica=fault.allow_last_replica,
-        dead_man_s=DEAD_MAN_S,
-        protect=rules.protect,
-    )
-
-
 async def inject(run: Run, fault: s.Fault, aim: Aim, reason: str) -> str:
     """The fault's id. A request under way is not cut short: whether it injected must be known."""
     if not aim.node:
         raise ActionFailed(f"inject {fault.inject}", "where? the target names neither a node nor a replica")
-    request = await request_for(run.agents, fault, aim, reason or run.reason, run.rules)
+    request = run.telling(await request_for(run.agents, fault, aim, reason or run.reason, run.rules), aim.node)
     incident = run.begin(fault.inject, aim)
     sent = asyncio.ensure_future(injection.inject(run.agents, {aim.node: request}))
     cancelled = False
@@ -182,6 +143,8 @@ async def inject(run: Run, fault: s.Fault, aim: Aim, reason: str) -> str:
             cancelled = True  # once more round: it has a deadline of its own
     outcome = sent.result()
     run.took(outcome)
+    if aim.node in outcome.errors and aim.node not in outcome.unknown:
+        run.over(request.request_id)
     incident.reached = run.agents.world.monotonic() - incident.mono
     error = outcome.errors.get(aim.node)
     made = outcome.faults.get(aim.node)

@@ -8,12 +8,13 @@ from random import Random
 from typing import Any
 
 from agents.api.models import ReplicaAction
-from ftctl.client import injection, replicas
+from ftctl.client import fleet, injection, replicas
 from ftctl.client.cluster import Agents, Snapshot
 from ftctl.errors import CliError
 from ftctl.exit_codes import ExitCode, most_urgent
 from ftctl.playbook import schema as s
-from ftctl.playbook.actions import aim_of, request_for, sentence
+from ftctl.playbook.actions import sentence
+from ftctl.playbook.asking import aim_of, request_for
 from ftctl.playbook.expressions import evaluate
 from ftctl.playbook.facts import look
 from ftctl.playbook.moments import LATE_S
@@ -97,6 +98,9 @@ async def _fault(phase: str, fault: s.Fault, cluster: _Cluster) -> Line:
         if not aim.node:
             raise CliError("", "where? the target names neither a node nor a replica", code=ExitCode.USAGE)
         request = await request_for(agents, fault, aim, "plan", cluster.rules, dry_run=True)
+        views = {one.name: one.view for one in cluster.snapshot.nodes}
+        if fleet.knows_limits(views.get(aim.node)):
+            request = request.model_copy(update={"fleet": fleet.said(views)})
         outcome = await injection.inject(agents, {aim.node: request})
         if error := outcome.errors.get(aim.node):
             raise error

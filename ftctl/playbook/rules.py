@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agents.api.safety import ProtectSaid
+from agents.api.safety import BlastSaid, ProtectSaid
 from ftctl.playbook.schema import Playbook
 
 
@@ -13,9 +13,15 @@ class Rules:
     """None of what a playbook does not say is sent, so that an older agent takes the request."""
 
     protect: ProtectSaid | None = None
+    blast: BlastSaid | None = None
 
 
 def rules_of(playbook: Playbook, file: str) -> Rules:
     """`file`: what a refusal names."""
-    said = playbook.protect.model_dump()
-    return Rules(protect=ProtectSaid(source=file[-200:], **said) if any(said.values()) else None)
+    source = file[-200:]
+    protect = playbook.protect.model_dump()
+    blast = playbook.blast_radius.model_dump(exclude_none=True)
+    return Rules(
+        protect=ProtectSaid(source=source, **protect) if any(protect.values()) else None,
+        blast=BlastSaid(source=source, **blast) if blast else None,
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
-from agents.api.models import FaultView, JobState
-from ftctl.client import injection
+from agents.api.models import FaultView, InjectRequest, JobState, NodeView
+from agents.api.safety import HitSaid
+from ftctl.client import fleet, injection
 from ftctl.client.agent import AgentClient
 from ftctl.client.cluster import Agents, Snapshot
 from ftctl.errors import CliError
@@ -17,7 +18,6 @@ from ftctl.playbook.pace import Pace
 from ftctl.playbook.rules import Rules
 from ftctl.playbook.selecting import Aim
 
-DEAD_MAN_S = 10.0  # agents take faults back when this controller is silent for so long
 KEEPALIVE_S = 2.5
 
 
@@ -39,6 +39,14 @@ class Incident:
     reached: float | None = None  # seconds until the agent said that it is in force
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A fault of this run: what it hits until then (monotonic seconds); None: nothing any more."""
+
+    hit: HitSaid | None
+    until: float
+
+
 @dataclass
 class Run:
     agents: Agents
@@ -54,6 +62,8 @@ class Run:
     named: dict[str, list[str]] = field(default_factory=dict)  # a playbook's name for a fault -> its ids
     live: dict[str, FaultView] = field(default_factory=dict)  # by id: what may be in force
     unknown: list[CliError] = field(default_factory=list)  # injections whose fate nobody knows
+    seen: Snapshot | None = None  # the last look at the cluster
+    asked: dict[str, Asked] = field(default_factory=dict)  # by request id
 
     def patience(self, seconds: float) -> float:
         """How long is waited for what a playbook allows so many seconds: longer on a machine that is slow today."""
@@ -82,12 +92,36 @@ class Run:
         return await self.agents.any_agent(AgentClient.job)
 
     async def snapshot(self) -> Snapshot:
-        return await self.agents.snapshot()
+        self.seen = await self.agents.snapshot()
+        return self.seen
+
+    def telling(self, request: InjectRequest, node: str) -> InjectRequest:
+        """With what is in force elsewhere: by the last look at the cluster, and what this run has asked for."""
+        views = {one.name: one.view for one in self.seen.nodes} if self.seen is not None else {}
+        if not fleet.knows_limits(views.get(node)):
+            return request
+        now = self.agents.world.monotonic()
+        others = {name: view and self._without_ours(view) for name, view in views.items()}
+        ours = [one.hit for one in self.asked.values() if one.hit is not None and now < one.until]
+        told = request.model_copy(update={"fleet": fleet.said(others, ours)})
+        self.asked[request.request_id] = Asked(fleet.of_request(request, node, views[node]), now + request.duration_s)
+        return told
+
+    def _without_ours(self, view: NodeView) -> NodeView:
+        """What this run has made is known better here than by a look that may be older."""
+        return view.model_copy(update={"faults": [f for f in view.faults if f.request_id not in self.asked]})
+
+    def over(self, request_id: str) -> None:
+        """It hits nothing any more, or never did."""
+        if (one := self.asked.get(request_id)) is not None:
+            self.asked[request_id] = replace(one, hit=None)
 
     def took(self, outcome: injection.Outcome) -> None:
         """Note what may be in force."""
         for fault in outcome.faults.values():
-            if not fault.irreversible:
+            if fault.irreversible:
+                self.over(fault.request_id)  # the coordinator knows who is gone
+            else:
                 self.live[fault.id] = fault
         self.unknown += [injection.in_doubt(node, request) for node, request in outcome.unknown.items()]
 
@@ -115,6 +149,7 @@ class Run:
             errors.extend(failed)
             if not failed:
                 self.live.pop(fault.id, None)
+                self.over(fault.request_id)
 
         await asyncio.gather(*(undo(fault) for fault in wanted))
         self.journal.write(

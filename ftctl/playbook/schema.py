@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from agents.api.safety import ProtectRules
+from agents.api.blast import RULES, Rule
+from agents.api.safety import BlastNarrowed, ProtectRules
 from ftctl import durations
 from ftctl.playbook import expressions, facts, mixes, moments
 from ftctl.playbook.objectives import MIN_FOR_P95, Limits, Objectives, Strict
@@ -106,7 +107,8 @@ class Timed(Strict):
 
 
 class Fault(Strict):
-    """A fault and what it is aimed at. `with`: its parameters, as `ftctl inject KIND --help` lists them."""
+    """A fault and what it is aimed at. `with`: its parameters, as `ftctl inject KIND --help` lists them. `override`:
+    limits of the blast radius that it is not held to."""
 
     inject: Name
     target: Target = Target()
@@ -114,6 +116,7 @@ class Fault(Strict):
     duration: Duration = 60.0
     allow_last_rail: bool = False
     allow_last_replica: bool = False
+    override: list[Rule] = Field(default_factory=list, max_length=len(RULES))
 
 
 class Inject(Fault, Timed):
@@ -321,6 +324,10 @@ class Playbook(Strict):
     protect: ProtectRules = Field(
         default_factory=ProtectRules,
         description="patterns of nodes, NICs and replicas that no fault of it may touch; agents have such rules too",
+    )
+    blast_radius: BlastNarrowed = Field(
+        default_factory=BlastNarrowed,
+        description="how much its faults may hit at once; the agents' own limits hold beside these",
     )
     stop_if: StopIf = Field(default_factory=list)
     cleanup: list[Action] = Field(default_factory=list, max_length=MAX_ACTIONS)

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from agents.api import cordon, evidence, halt, policy, policyfile
+from agents.api import cordon, evidence, halt, policy, policyfile, safety
 from agents.api import models as m
 from agents.api.job import CheckpointState
 from agents.host.linksockets import LinkAnswer, LinkSocket
@@ -142,6 +142,8 @@ class FakeAgent:
         self.links = LinkBook(0.0)
         self.reports_links = True  # of its ranks
         self.requests: list[tuple[str, str]] = []
+        self.blast: safety.BlastView | None = None  # as an agent that knows no such limits
+        self.asked: list[m.InjectRequest] = []
         self.before_inject_answer: Callable[[], None] = lambda: None
         self.cancelled: set[str] = set()
         self.revert_state = m.FaultState.REVERTED
@@ -347,6 +349,7 @@ class FakeAgent:
                 pid=77, age_s=12.5, version="0.1.0", rss_mb=40.0, cpu_percent=0.3, allow_faults=True, watchdog_pid=78
             ),
             nics=self.nics,
+            blast=self.blast,
             gpus=self.gpus,
             ranks=[
                 m.RankView(
@@ -403,6 +406,7 @@ class FakeAgent:
                 return m.EventsAnswer(events=found, last=max([0, *(e.seq for e in self.events)]), boot=self.boot)
 
     def _inject(self, request: m.InjectRequest) -> m.FaultView:
+        self.asked.append(request)
         if request.request_id in self.cancelled:
             raise refuse("refused", self.name, "this request was taken back before it arrived")
         if not 0 < request.duration_s <= MAX_DURATION_S:
