@@ -24,6 +24,7 @@ from agents import tokens
 from agents.api.policyfile import PolicyProblem
 from agents.api.policyfile import read as read_policy
 from agents.audit import AuditLog
+from agents.breaker import BreakerWatch
 from agents.cordon import Cordon
 from agents.events import EventLog
 from agents.evidence import Evidence
@@ -253,6 +254,9 @@ class _Daemon:
             health,
             emit,
         )
+        audit = AuditLog(settings.state_dir / "audit.jsonl")
+        ask = partial(relay.state, f"agent-{settings.node}")
+        self._breaker = BreakerWatch(settings.node, settings.breaker, self._injector, self._halt, ask, audit)
         self._agent = Agent(
             settings=settings,
             faults=faults,
@@ -271,7 +275,7 @@ class _Daemon:
             foreigners=foreigners,
             kennel=self._kennel,
             pid=os.getpid(),
-            audit=AuditLog(settings.state_dir / "audit.jsonl"),
+            audit=audit,
         )
 
     def _xid_fault(self, gpu: int) -> str:
@@ -293,6 +297,8 @@ class _Daemon:
             if self._faults:
                 self._agent.start_watchdog()
             self._deadlines.start()
+            if self._faults and self._agent.settings.coordinator is not None:
+                self._breaker.start()
             if self._registry is not None:
                 self._registry.start()
             if self._supervisor is not None:
@@ -340,6 +346,7 @@ class _Daemon:
     def _close(self, *, stop_replicas: bool) -> list[str]:
         """Faults first. Returns those that could not be taken back."""
         self._deadlines.close()
+        self._breaker.close()
         left = [f"{entry.id} on {entry.target} ({entry.detail})" for entry in self._injector.close()]
         if not left:
             self._kennel.close()

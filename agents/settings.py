@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from agents.api.breaker import AFTER_S, REPLICAS_PERCENT
 from agents.api.models import DEFAULT_PORT
 from agents.api.safety import BlastSettings, ProtectRules
 from agents.monitors.portlimits import NicLimits, RdmaLimits
@@ -60,6 +61,13 @@ class PolicySettings(Section):
     file: Path | None = None
 
 
+class BreakerSettings(Section):
+    """Faults of this agent are halted when fewer of the job's replicas contribute for so long; 0: never."""
+
+    replicas_percent: float = Field(default=REPLICAS_PERCENT, ge=0, le=100)
+    after_s: float = Field(default=AFTER_S, ge=0.5, le=600)
+
+
 class AgentSettings(Section):
     """`listen` is HOST:PORT; off loopback it needs tls_cert and tls_key. `tokens` maps principals to roles."""
 
@@ -77,6 +85,7 @@ class AgentSettings(Section):
     helper_socket: Path | None = None  # of ft-agent-helper, where this agent runs without root
     protect: ProtectRules = Field(default_factory=ProtectRules)  # what no fault touches, whoever asks
     blast_radius: BlastSettings = Field(default_factory=BlastSettings)  # how much may be hit at once, of the cluster
+    breaker: BreakerSettings = Field(default_factory=BreakerSettings)  # what halts faults by itself
     max_faults: int = Field(default=4, ge=0, le=1000)  # at once on this node
     default_duration_s: float = Field(default=60.0, gt=0)
     max_duration_s: float = Field(default=900.0, gt=0, le=86_400)

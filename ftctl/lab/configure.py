@@ -102,6 +102,7 @@ def agent_config(
         "rails": [rail.name for rail in node.rails],
         "management_nic": node.management.name,
         "blast_radius": NO_BOUNDS,
+        "breaker": {"replicas_percent": 0},
         "kernel_log": None,  # there is one for the whole machine, whose GPUs are no lab's
     }
     if options.gpus:

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ftctl.durations import show
-from ftctl.playbook import facts, schema
+from ftctl.playbook import facts, objectives, schema
 
 PAGE = Path(__file__).parents[2] / "playbooks" / "REFERENCE.md"
 HEAD = """# What a playbook may say
@@ -49,7 +49,7 @@ def page() -> str:
         "`max`, `p50`, `p95`, `p99` over all incidents of all rounds; `effective_time` has `min`.\n",
     ]
     parts += ["| objective | is |", "|---|---|"]
-    parts += [f"| `{name}` | {field.description} |" for name, field in schema.Objectives.model_fields.items()]
+    parts += [f"| `{name}` | {field.description} |" for name, field in objectives.Objectives.model_fields.items()]
     parts += ["", "## `lab`\n", f"{_said(schema.Lab)}\n", *_fields(schema.Lab)]
     return "\n".join(parts).rstrip() + "\n"
 

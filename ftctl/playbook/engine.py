@@ -21,6 +21,7 @@ from ftctl.durations import show
 from ftctl.errors import CliError
 from ftctl.exit_codes import ExitCode
 from ftctl.playbook import actions, probing
+from ftctl.playbook.breaker import RunBreaker, halt_all
 from ftctl.playbook.expressions import evaluate
 from ftctl.playbook.facts import Facts, look
 from ftctl.playbook.journal import Journal, JournalError
@@ -29,6 +30,7 @@ from ftctl.playbook.rules import rules_of
 from ftctl.playbook.running import Incident, Run
 from ftctl.playbook.schema import Playbook, Probe
 
+ALLOW = "ftctl faults allow --reason TEXT   # when it is clear what happened"
 SAMPLE_S = 0.25
 LOOK_S = 5.0
 CLEAN_UP_WITHIN_S = 300.0
@@ -132,7 +134,7 @@ async def play(
 
 async def _first_end(
     work: asyncio.Future[None],
-    watch: asyncio.Future[str],
+    watch: asyncio.Future[Ended],
     broken: asyncio.Future[None],
     timeout_s: Callable[[], float],
 ) -> Ended:
@@ -156,7 +158,7 @@ async def _first_end(
         return Ended("interrupted", "Ctrl-C")
     if watch in done:
         outcome = settled[1]
-        return Ended("stopped", outcome) if isinstance(outcome, str) else _why(outcome)
+        return outcome if isinstance(outcome, Ended) else _why(outcome)
     if work in done:
         return Ended("completed") if settled[0] is None else _why(settled[0])
     return Ended("failed", f"not done within {show(timeout_s())} (timeout)")
@@ -209,9 +211,10 @@ async def _steady(probes: list[Probe], run: Run, within_s: float) -> str:
     return ""
 
 
-async def _watch(playbook: Playbook, run: Run) -> str:
-    """Samples the cluster for the report; returns when a stop condition holds, with the sentence why."""
+async def _watch(playbook: Playbook, run: Run) -> Ended:
+    """Samples the cluster for the report, until a stop condition holds, faults are halted or the breaker opens."""
     since: dict[int, float] = {}
+    breaker = RunBreaker(playbook.breaker)
     while True:
         snapshot = await run.snapshot()
         now = run.agents.world.monotonic()
@@ -219,13 +222,18 @@ async def _watch(playbook: Playbook, run: Run) -> str:
         run.pace.saw(snapshot.job.step_ms_median if snapshot.job is not None else None)
         for view in snapshot.views():
             if view.halt is not None:
-                return f"faults were halted on {view.name} by {view.halt.by}: {view.halt.reason}"
+                return Ended(
+                    "stopped", f"faults were halted on {view.name} by {view.halt.by}: {view.halt.reason}", ALLOW
+                )
+        if why := breaker.look(now, snapshot, run.patience(1.0)):
+            done = await halt_all(run.agents, f"{why} (breaker of {run.reason})")
+            return Ended("stopped", f"the breaker opened: {why}; {done}", ALLOW)
         for index, stop in enumerate(playbook.stop_if):
             finding = evaluate(stop.expect, await look(run.agents, stop.expect, snapshot))
             if not finding.met:
                 since.pop(index, None)
             elif now - since.setdefault(index, now) >= run.patience(stop.within):
-                return f"stop condition {stop.expect}: {finding.sentence}"
+                return Ended("stopped", f"stop condition {stop.expect}: {finding.sentence}")
         await run.agents.world.sleep(SAMPLE_S)
 
 

@@ -1,18 +1,24 @@
-"""Recovery objectives: the part of a playbook that says what is to be measured, and which value is still good."""
+"""Recovery objectives: what is to be measured, and which value is good; and what ends a run whatever it measures."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from agents.api.breaker import AFTER_S, NODES_PERCENT, REPLICAS_PERCENT
+from ftctl.playbook.strict import Duration, Strict
 
 MIN_FOR_P95 = 20  # repeats: with fewer the 95th percentile is the maximum by another name
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True, populate_by_name=False
-    )
+class BreakerLimits(Strict):
+    """When fewer replicas contribute, or fewer nodes answer, for longer than `after`, all faults are halted and the run
+    is stopped; 0: never. `ftctl faults allow` ends that."""
+
+    replicas_percent: float = Field(default=REPLICAS_PERCENT, ge=0, le=100)
+    nodes_percent: float = Field(default=NODES_PERCENT, ge=0, le=100)
+    after: Duration = AFTER_S
 
 
 class Limits(Strict):

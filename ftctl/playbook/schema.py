@@ -11,19 +11,13 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 
 from agents.api.blast import RULES, Rule
 from agents.api.safety import BlastNarrowed, ProtectRules
-from ftctl import durations
 from ftctl.playbook import expressions, facts, mixes, moments
-from ftctl.playbook.objectives import MIN_FOR_P95, Limits, Objectives, Strict
+from ftctl.playbook.objectives import MIN_FOR_P95, BreakerLimits, Limits, Objectives
+from ftctl.playbook.strict import Duration, Strict
 
 MAX_ACTIONS = 500  # in a list
 MAX_REPEAT = 10_000
 Scalar = bool | int | float | str
-
-
-def _duration(value: Any) -> float:
-    if isinstance(value, str):
-        return durations.parse(value)
-    raise ValueError(f"{value!r} is no duration (write 500ms, 20s, 2m or 1h30m)")
 
 
 def _condition(value: Any) -> expressions.Expression:
@@ -34,9 +28,7 @@ def _condition(value: Any) -> expressions.Expression:
     return expression
 
 
-_DURATION_SCHEMA = {"type": "string", "pattern": r"^(\d+(\.\d+)?(ms|s|m|h|d))+$", "examples": ["500ms", "20s", "1h30m"]}
 _CONDITION_SCHEMA = {"type": "string", "examples": ["replicas.contributing == 3", "replica.r1.state == contributing"]}
-Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)]
 Condition = Annotated[expressions.Expression, BeforeValidator(_condition), WithJsonSchema(_CONDITION_SCHEMA)]
 _MOMENT_SCHEMA = {"type": "string", "examples": ["2026-12-01T14:30:00Z", "+90s"]}
 Moment = Annotated[moments.Moment, BeforeValidator(moments.parse), WithJsonSchema(_MOMENT_SCHEMA)]
@@ -325,6 +317,7 @@ class Playbook(Strict):
         default_factory=ProtectRules,
         description="patterns of nodes, NICs and replicas that no fault of it may touch; agents have such rules too",
     )
+    breaker: BreakerLimits = BreakerLimits()
     blast_radius: BlastNarrowed = Field(
         default_factory=BlastNarrowed,
         description="how much its faults may hit at once; the agents' own limits hold beside these",

@@ -399,3 +399,29 @@ def test_a_node_that_is_taken_out_takes_its_replica_along(
     assert ftctl("chaos", "run", str(book)).code == 0
     (incident,) = [record for record in records(folder) if record["kind"] == "incident"]
     assert (incident["node"], incident["replica"]) == ("node2", "r2")
+
+
+def test_the_breaker_halts_all_and_names_what_ends_that(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    book.write_text(
+        BOOK.replace("steady_state", "breaker: {replicas_percent: 60, after: 300ms}\nsteady_state")
+        + "  - {inject: proc-kill, target: {replica: r2}}\n  - {sleep: 60s}\n"
+    )
+
+    def two_are_gone() -> None:
+        for name in ("r1", "r2"):
+            cluster.job.replicas[name] = cluster.job.replicas[name].model_copy(update={"state": "unreachable"})
+
+    assert cluster.job is not None
+    cluster["node2"].before_inject_answer = two_are_gone
+    result = ftctl("chaos", "run", str(book))
+    assert result.code == 4, result.err
+    assert "the breaker opened: 1 of 3 replicas contribute (33 %) for 0.3" in result.err
+    assert "below 60 %; faults are halted on 3 of 3 nodes" in result.err
+    assert "ftctl faults allow --reason TEXT" in result.err
+    assert all(
+        agent.halt is not None and "breaker of playbook unplug" in agent.halt.reason
+        for agent in cluster.agents.values()
+    )
+    assert open_faults(cluster) == []
+    again = ftctl("chaos", "run", str(book))
+    assert injected(cluster) == 2, again.err
