@@ -9,9 +9,8 @@ from pathlib import Path
 
 from agents import standing
 from agents.api.cordon import CordonView
+from agents.because import NOTHING, Because, Emit, tell
 from agents.problems import ApiProblem
-
-Emit = Callable[[str, str, str], None]
 
 
 class Cordon:
@@ -38,7 +37,9 @@ class Cordon:
         if why := self.why():
             raise ApiProblem("refused", thing, why, f"ftctl uncordon node {self._node}")
 
-    def set(self, by: str, reason: str, *, dry_run: bool = False) -> tuple[bool, CordonView]:
+    def set(
+        self, by: str, reason: str, *, dry_run: bool = False, because: Because = NOTHING
+    ) -> tuple[bool, CordonView]:
         """Whether this call did it, and the cordon that stands. On disk when it returns. Raises ApiProblem."""
         reason = standing.one_line(reason)
         with self._lock:
@@ -54,10 +55,10 @@ class Cordon:
                 why = f"not cordoned: {standing.words(error)}"
                 raise ApiProblem("failed", f"node {self._node}", why, hint) from None
             self._view = view
-        self._emit("node.cordoned", self._node, f"by {by}: {reason}")
+        tell(self._emit, "node.cordoned", self._node, f"by {by}: {reason}", because)
         return True, view
 
-    def clear(self, by: str, reason: str, *, dry_run: bool = False) -> bool:
+    def clear(self, by: str, reason: str, *, dry_run: bool = False, because: Because = NOTHING) -> bool:
         """Whether there was one. Raises ApiProblem, and then it still stands."""
         reason = standing.one_line(reason)
         with self._lock:
@@ -72,5 +73,5 @@ class Cordon:
                 reason = f"still cordoned: {standing.words(error)}"
                 raise ApiProblem("failed", f"node {self._node}", reason, f"remove {self._path} there") from None
             self._view = None
-        self._emit("node.uncordoned", self._node, f"by {by}: {reason}" if reason else f"by {by}")
+        tell(self._emit, "node.uncordoned", self._node, f"by {by}: {reason}" if reason else f"by {by}", because)
         return True

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 
 from agents.api.models import ActionAnswer, EventRecord, EventsAnswer, JobState
+from agents.because import NOTHING, Because
 from agents.host import coordinators
 from agents.host.errors import HostError
 from agents.host.workers import Worker
@@ -83,6 +84,7 @@ class JobRelay:
                 reason=e.reason,
                 injected=e.injected,
                 incident=e.incident,
+                action=e.action,
                 evidence=e.evidence,
             )
             for e in reply.events[:limit]
@@ -100,8 +102,11 @@ class JobRelay:
         force: bool = False,
         rejoin: bool = True,
         dry_run: bool = False,
+        because: Because = NOTHING,
     ) -> ActionAnswer:
-        reply = self.request(principal, op, replica=replica, reason=reason, force=force, rejoin=rejoin, dry_run=dry_run)
+        reply = self.request(
+            principal, op, replica=replica, reason=reason, force=force, rejoin=rejoin, dry_run=dry_run, because=because
+        )
         return ActionAnswer(code=reply.code, text=reply.text)
 
     def request(
@@ -115,12 +120,21 @@ class JobRelay:
         force: bool = False,
         after: int = 0,
         dry_run: bool = False,
+        because: Because = NOTHING,
     ) -> OpReply:
         client, where = self._client(principal, reads=op in READS)
         thing = f"replica {replica}" if replica else where
         try:
             reply = client.request(
-                op, replica=replica, reason=reason, rejoin=rejoin, force=force, after=after, dry_run=dry_run
+                op,
+                replica=replica,
+                reason=reason,
+                rejoin=rejoin,
+                force=force,
+                after=after,
+                dry_run=dry_run,
+                incident=because.incident,
+                injected=because.injected,
             )
         except (TimeoutError, OSError, FtarError) as error:
             raise _in_words(error, where, changes=op not in READS) from None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
 
 from agents.api.base import Answer, Request
 
 
 class ReplicaAction(Request):
-    """POST /v1/job/replicas/{replica}/{drain|evict|rejoin}"""
+    """POST /v1/job/replicas/{replica}/{drain|evict|rejoin}. `incident`: it belongs to this one (health.py)."""
 
     reason: str
+    incident: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$", max_length=64)] = ""
     force: bool = False
     rejoin: bool = True  # evict: may it come back by itself
     dry_run: bool = False

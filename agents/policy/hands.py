@@ -11,13 +11,14 @@ from typing import Protocol
 
 from agents.api.job import JobState, ReplicaAction
 from agents.api.policyfile import OUT
+from agents.because import Because
 from agents.cordon import Cordon
 from agents.host.gpus import Gpus, users_of
 from agents.host.workers import Workers
 from agents.job import JobRelay
 from agents.policy.engine import Fleet
 from agents.problems import ApiProblem
-from agents.replicas import ReplicaActions
+from agents.replicas import POLICY, ReplicaActions
 
 AWAY = ("drained", "evicted", "unreachable")
 
@@ -31,15 +32,15 @@ class PolicyHands(Protocol):
         """Never raises."""
         ...
 
-    def act(self, action: str, replica: str, reason: str) -> str:
+    def act(self, action: str, replica: str, reason: str, because: Because) -> str:
         """What was done, in words. Raises ApiProblem."""
         ...
 
-    def cordon(self, reason: str) -> bool:
+    def cordon(self, reason: str, because: Because) -> bool:
         """Whether this call did it. Raises ApiProblem."""
         ...
 
-    def uncordon(self, reason: str) -> None:
+    def uncordon(self, reason: str, because: Because) -> None:
         """Raises ApiProblem."""
         ...
 
@@ -57,7 +58,7 @@ class NodeHands:
         actions: ReplicaActions,
         cordon: Cordon,
     ) -> None:
-        self.principal = f"policy-{node}"
+        self.principal = f"{POLICY}{node}"
         self._supervised = frozenset(supervised)
         self._workers = workers
         self._gpus = gpus
@@ -86,23 +87,23 @@ class NodeHands:
             return Fleet(1, whom=tuple(whom), problem=f"{error.body.thing}: {error.body.reason}")
         return fleet_of(job, action, whom)
 
-    def act(self, action: str, replica: str, reason: str) -> str:
+    def act(self, action: str, replica: str, reason: str, because: Because) -> str:
         wish = ReplicaAction(reason=reason, rejoin=False)
         if action == "restart":
-            return self._actions.supervise("restart", replica, reason).text
+            return self._actions.restart(self.principal, replica, reason, because).text
         if action == "evict":
-            return self._actions.evict(self.principal, replica, wish).text
+            return self._actions.evict(self.principal, replica, wish, because).text
         if action == "rejoin":
-            return self._actions.rejoin(self.principal, replica, wish).text
-        return self._actions.drain(self.principal, replica, wish).text
+            return self._actions.rejoin(self.principal, replica, wish, because).text
+        return self._actions.drain(self.principal, replica, wish, because).text
 
-    def cordon(self, reason: str) -> bool:
-        return self._cordon.set(self.principal, reason)[0]
+    def cordon(self, reason: str, because: Because) -> bool:
+        return self._cordon.set(self.principal, reason, because=because)[0]
 
-    def uncordon(self, reason: str) -> None:
+    def uncordon(self, reason: str, because: Because) -> None:
         view = self._cordon.view()
         if view is not None and view.by == self.principal:  # an operator's own stays
-            self._cordon.clear(self.principal, reason)
+            self._cordon.clear(self.principal, reason, because=because)
 
 
 def fleet_of(job: JobState, action: str, whom: Sequence[str]) -> Fleet:

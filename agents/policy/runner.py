@@ -19,6 +19,7 @@ from agents.api.models import ProblemView
 from agents.api.policy import DecisionView, HeldView, PolicyAnswer
 from agents.api.policyfile import OUT, Policy, Rule
 from agents.api.words import Health
+from agents.because import Because
 from agents.health.causes import News
 from agents.health.desk import HealthDesk, short
 from agents.host.clock import Clock
@@ -230,7 +231,7 @@ class PolicyRunner:
         reason, done, failed = f"{decision.reason} [{verdict.incident}]", 0, ""
         for replica in (name for name in whom if name not in fleet.away):
             try:
-                text = self._hands.act(decision.action, replica, reason)
+                text = self._hands.act(decision.action, replica, reason, _because(verdict, decision.action))
             except ApiProblem as error:
                 failed = f"{error.body.thing}: {error.body.reason}"
                 self._tell("policy.failed", verdict, f"{decision.action} of {replica}: {failed}", decision.action)
@@ -251,7 +252,7 @@ class PolicyRunner:
 
     def _cordon(self, verdict: Verdict, reason: str) -> None:
         try:
-            if self._hands.cordon(reason):
+            if self._hands.cordon(reason, _because(verdict, "cordon")):
                 self._tell("policy.acted", verdict, f"{self._node} is set apart", "cordon")
         except ApiProblem as error:
             self._tell("policy.failed", verdict, f"cordon: {error.body.reason}", "cordon")
@@ -281,7 +282,8 @@ class PolicyRunner:
         if self.mode != "recommend" or decision.held or decision.action in ("watch", "rejoin"):
             return
         verb = "drain" if decision.action in ("drain", "promote") else "evict"
-        command = "; ".join(f"ftctl {verb} replica {name} --reason {verdict.incident}" for name in whom)
+        because = f"--reason {verdict.code or verdict.kind} --incident {verdict.incident}"
+        command = "; ".join(f"ftctl {verb} replica {name} {because}" for name in whom)
         self._wanted[verdict.object] = ProblemView(
             object=f"{self._node}/{short(verdict)}",
             reason=f"the policy recommends: {decision.action} {', '.join(whom)} ({verdict.reason})",
@@ -325,9 +327,9 @@ class PolicyRunner:
         )
         try:
             if last:
-                self._hands.uncordon(reason)
+                self._hands.uncordon(reason, _because(verdict, "uncordon"))
                 self._tell("policy.acted", verdict, f"{self._node} may be used again", "uncordon")
-            text = self._hands.act("rejoin", held.replica, reason)
+            text = self._hands.act("rejoin", held.replica, reason, _because(verdict, "rejoin"))
         except ApiProblem as error:
             why = f"rejoin of {held.replica}: {error.body.thing}: {error.body.reason}"
             if self._rejoins.get(held.replica) is None:
@@ -393,6 +395,10 @@ class PolicyRunner:
 
     def _complain(self, text: str) -> None:
         self._emit("policy.unrecorded", self._node, text)
+
+
+def _because(verdict: Verdict, action: str) -> Because:
+    return Because(verdict.incident, action, verdict.injected)
 
 
 def rule_view(rule: Rule) -> dict[str, object]:

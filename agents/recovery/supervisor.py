@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.api.models import ProcessView
+from agents.because import NOTHING, Because, Emit, tell
 from agents.host.processes import boot_s
 from agents.host.workers import Worker
 from agents.recovery import whole
@@ -45,13 +46,14 @@ _CLOSE_SLACK_S = 10.0  # beyond the grace, for SIGKILL and the exit statuses
 _AFTER_ERROR_S = 0.5
 MASTER_PORT = 29500  # torchrun's default; the second replica of a node gets the next one
 
-Emit = Callable[[str, str, str], None]
+BY_AN_OPERATOR = "stopped by an operator"
 
 
 @dataclass
 class _Wish:
     units: list[Unit]
     act: Callable[[Unit], None]
+    because: Because
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -138,26 +140,26 @@ class Supervisor:
 
     def start_replica(self, name: str) -> None:
         """Start it, also if it failed, finished or was drained; nothing if it runs. Raises UnknownReplica."""
-        units = self._of(name)
-        self._wish(units, lambda unit: unit.start())
+        self._wish(name, lambda unit: unit.start())
 
-    def stop_replica(self, name: str) -> None:
+    def stop_replica(self, name: str, reason: str = BY_AN_OPERATOR, because: Because = NOTHING) -> None:
         """Stop it and keep it stopped, over agent restarts too. Raises UnknownReplica."""
-        units = self._of(name)
-        self._wish(units, lambda unit: unit.stop(boot_s()))
+        self._wish(name, lambda unit: unit.stop(boot_s(), reason), because)
 
-    def restart_replica(self, name: str, reason: str) -> None:
+    def restart_replica(self, name: str, reason: str, because: Because = NOTHING) -> None:
         """Stop it and start it again without a delay. Raises UnknownReplica."""
-        units = self._of(name)
-        self._wish(units, lambda unit: unit.restart(boot_s(), reason))
+        self._wish(name, lambda unit: unit.restart(boot_s(), reason), because)
 
-    def rejoin(self, name: str) -> None:
+    def rejoin(self, name: str, because: Because = NOTHING) -> None:
         """Start a replica that was drained, stopped or failed, or is about to end drained. Raises UnknownReplica."""
-        units = self._of(name)
-        self._wish(units, lambda unit: unit.rejoin())
+        self._wish(name, lambda unit: unit.rejoin(), because)
 
-    def _wish(self, units: list[Unit], act: Callable[[Unit], None]) -> None:
-        wish = _Wish(units, act)
+    def leaves(self, name: str, because: Because) -> None:
+        """It is about to end by itself, because of this. Raises UnknownReplica."""
+        self._wish(name, lambda unit: None, because)
+
+    def _wish(self, name: str, act: Callable[[Unit], None], because: Because = NOTHING) -> None:
+        wish = _Wish(self._of(name), act, because)
         self._wishes.put(wish)
         self._wake()
         wish.done.wait(_ACK_S)
@@ -205,6 +207,7 @@ class Supervisor:
                 wish = self._wishes.get_nowait()
                 try:
                     for unit in wish.units:
+                        unit.because = wish.because
                         wish.act(unit)
                 finally:
                     wish.done.set()
@@ -316,10 +319,10 @@ class Supervisor:
             emit=self._emit,
         )
 
-    def _emit(self, kind: str, thing: str, reason: str) -> None:
+    def _emit(self, kind: str, thing: str, reason: str, because: Because = NOTHING) -> None:
         _LOG.info("%s %s: %s", kind, thing, reason)
         try:
-            self._emit_to(kind, thing, reason)
+            tell(self._emit_to, kind, thing, reason, because)
         except Exception:  # noqa: BLE001 - whoever listens, supervision goes on
             _LOG.exception("an event could not be passed on: %s %s: %s", kind, thing, reason)
 

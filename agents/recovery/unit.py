@@ -26,6 +26,7 @@ import msgspec
 import psutil
 
 from agents.api.models import ProcessView
+from agents.because import NOTHING, Because
 from agents.host.processes import TICKS_PER_S, Handle, boot_id, kill_session, read_stat
 from agents.recovery import logs, policy
 from agents.recovery.policy import Action, Ending, Intent, Limits
@@ -65,7 +66,7 @@ class Unit:
         *,
         limits: Limits,
         grace_s: float,
-        emit: Callable[[str, str, str], None],
+        emit: Callable[[str, str, str, Because], None],
     ) -> None:
         self.spec = spec
         self.name = f"{spec.replica}/{spec.rank}"  # to the fork server
@@ -78,7 +79,8 @@ class Unit:
         self._environment = environment
         self._limits = limits
         self._grace_s = grace_s
-        self._emit = emit
+        self._emit_to = emit
+        self.because = NOTHING  # of what was asked for last, until the next life has begun
         self._intent = Intent.NONE
         self._why = ""  # of the intent, in the operator's words
         self._life: Life | None = None
@@ -106,7 +108,7 @@ class Unit:
         if self.phase is Phase.RUNNING:
             self._change(rejoined_life=self.state.life)
 
-    def stop(self, now: float, why: str = "stopped by an operator") -> None:
+    def stop(self, now: float, why: str) -> None:
         self._change(wanted=False, reason=why)
         self.halt(now, why)
 
@@ -162,6 +164,7 @@ class Unit:
         if not adopted:
             fresh = " from a new interpreter" if life.fresh else ""
             self._emit("replica.started", self.object, f"process {life.pid}, start {self.state.starts}{fresh}")
+            self.because = NOTHING
         if self.handle is None:
             self.phase = Phase.ENDING
             self._at_s = now + STATUS_DEADLINE_S if same_boot else now
@@ -402,6 +405,9 @@ class Unit:
         spec = self.spec
         text = msgspec.json.encode([spec.module, spec.args, sorted(spec.env.items())])
         return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+    def _emit(self, kind: str, thing: str, reason: str) -> None:
+        self._emit_to(kind, thing, reason, self.because)
 
     # --- small steps --------------------------------------------------------------------------------------------------
 

@@ -19,12 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from ftar_core.protocol import sampler, timesheet
+from ftar_core.protocol.chains import Chain
 from ftar_core.protocol.divergence import agreed, trusted
 from ftar_core.protocol.job import NEVER, Job, Mode, Undo
 from ftar_core.protocol.joins import cancel_preparation, consider_joins, drains_due, follows, refresh_sources
 from ftar_core.protocol.membership import Cause, Replica, State, natural
 from ftar_core.protocol.recovery import Basis
-from ftar_core.protocol.spares import drain_waits, promoted, vacate, waits_for_spare, watch_out
+from ftar_core.protocol.spares import chain_of, drain_waits, promoted, vacate, waits_for_spare, watch_out
 from ftar_core.protocol.stalls import Incident
 from ftar_core.wire.accounting import Loss
 from ftar_core.wire.ids import NO_EPOCH
@@ -131,6 +132,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
     if last:
         finish(job, now, last, failed=verdict is Verdict.FAIL)
     elif following is not None:
+        chain = chain_of(job, drained, joined)
         _enter(job, following, joined, now)
         for name in drained:
             replica = job.table.replicas[name]
@@ -140,7 +142,7 @@ def _send_commit(job: Job, now: float, following: EpochInfo | None, drained: tup
             job.emit("replica.drained", name, why)
             job.stalls.begin(Incident(now, "replica-drained", name, step + 1, replica.reason))
             job.accounting.lost(name, Loss.DRAINED, now)
-        announce(job, f"with the commit of step {step}")
+        announce(job, f"with the commit of step {step}", chain)
 
 
 def _checkpoint_due(job: Job, now: float) -> bool:
@@ -221,11 +223,12 @@ def _change_epoch(job: Job, now: float) -> bool:
     if not any(m.replica in job.deal.batches for m in epoch.members):
         job.deal = sampler.again(job.deal, epoch.names())
         job.dealt_to = epoch.members
+    chain = chain_of(job, lost, [r.member() for r in joiners])
     enter_epoch(job, epoch, joiners, now, lost=lost, undo=undo)
     job.accounting.again(now)
     back = "with " + ", ".join(r.name for r in joiners)
     why = ", ".join(f"{name}: {reason}" for name, reason in lost.items()) or back
-    announce(job, f"step {job.step} is reduced again ({why})")
+    announce(job, f"step {job.step} is reduced again ({why})", chain)
     return True
 
 
@@ -269,14 +272,15 @@ def _enter(job: Job, epoch: EpochInfo, joined: Sequence[MemberInfo], now: float)
         if cause:
             job.emit("replica.promoted", replica.name, cause)
         job.emit("replica.joined", replica.name, f"contributes from step {job.step} in epoch {epoch.id}")
+        job.chains = job.chains.over(replica.name)
         job.stalls.begin(Incident(now, "replica-joined", replica.name, job.step, cause or "caught up"))
         job.accounting.joined(replica.name)
     refresh_sources(job, now)
 
 
-def announce(job: Job, why: str) -> None:
+def announce(job: Job, why: str, chain: Chain | None = None) -> None:
     names = ", ".join(job.epoch.names()[:8]) + ("" if len(job.members) <= 8 else f" and {len(job.members) - 8} more")
-    job.emit("epoch.new", f"epoch {job.epoch.id}", f"{names}: {why}")
+    job.emit("epoch.new", f"epoch {job.epoch.id}", f"{names}: {why}", chain=chain)
 
 
 def looks_for_one(replica: Replica) -> bool:
@@ -348,7 +352,7 @@ def _watch_hold(job: Job, now: float) -> None:
         job.hold_since = now
         job.timers["hold-exit"] = now + job.config.hold_exit_s
     job.stalls.restart()
-    job.emit("job.hold", job.config.job, reason)
+    job.emit("job.hold", job.config.job, reason, chain=job.chains.of(job.gone))
     hold = Hold(term=job.term, reason=reason)
     for name in job.contributors():
         replica = job.table.replicas[name]
@@ -384,6 +388,7 @@ def snapshot(job: Job, names: Sequence[str]) -> Undo:
             "reason",
             "preparation",
             "vacated",
+            "chains",
             "promotable",
             "promote_by",
             "standings",

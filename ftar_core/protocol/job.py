@@ -17,6 +17,7 @@ import msgspec
 
 from ftar_core.protocol.accounting import Accounting
 from ftar_core.protocol.addressing import Addressing
+from ftar_core.protocol.chains import Chain, Chains
 from ftar_core.protocol.config import JobConfig
 from ftar_core.protocol.effects import Close, CoordinatorEffect, Emit, Persist, Send, Stop
 from ftar_core.protocol.kept import Kept
@@ -136,6 +137,7 @@ class Job:
     stalls: Stalls = field(default_factory=Stalls)
     paces: Paces = field(default_factory=Paces)
     outliers: Outliers = field(default_factory=Outliers)
+    chains: Chains = field(default_factory=Chains)
     # -- machinery
     addressing: Addressing = field(default_factory=Addressing)
     timers: dict[str, float] = field(default_factory=dict)
@@ -155,10 +157,16 @@ class Job:
         if replica is not None:
             self.send(replica, message)
 
-    def emit(self, kind: str, thing: str, reason: str, *, evidence: str = "") -> None:
+    def emit(self, kind: str, thing: str, reason: str, *, evidence: str = "", chain: Chain | None = None) -> None:
+        """`thing` is a replica ("r1", "r1/rail0"), or else `chain` says what it belongs to, if anything."""
         event = EventView(
             seq=0, time=0.0, source="coordinator", kind=kind, object=thing, reason=reason, evidence=evidence
         )
+        chain = chain or self.chains.of((thing.partition("/")[0],))
+        if chain is not None:
+            event = msgspec.structs.replace(
+                event, incident=chain.incident, action=chain.action, injected=chain.injected
+            )
         self.out.append(Emit(event))
 
     def close(self, replica: Replica, why: str) -> None:

@@ -130,6 +130,8 @@ def on_caught_up(job: Job, replica: Replica, message: CaughtUp, now: float) -> N
         why += f"; a hot spare: the job has all {job.config.replicas} replicas it wants"
     if replica.move(Cause.READY, now, why) and first:
         job.emit("replica.caught-up", replica.name, replica.reason)
+        if room(job) <= 0:
+            job.chains = job.chains.over(replica.name)  # it stays a spare: it is as well as it can be
         _share_anew(job, replica)
 
 

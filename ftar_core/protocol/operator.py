@@ -67,6 +67,7 @@ def _drain(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
         reply(job, conn, request, refusal or ("ok", would))
         return
     why = _reason(request, principal)
+    job.chains = job.chains.asked(request)
     if found.state in ACTIVE:
         found.move(Cause.DRAIN, now, why)
         job.drains = job.drains | {found.name}
@@ -136,6 +137,7 @@ def _evict(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
         reply(job, conn, request, refusal or ("ok", would))
         return
     why = f"evicted: {_reason(request, principal)}"
+    job.chains = job.chains.asked(request)
     reply(job, conn, request, ("ok", f"{found.name} is out; {back}"))
     cancel_if_involved(job, found.name, why)
     if found.conn is not None:
@@ -194,6 +196,7 @@ def _rejoin(job: Job, conn: int, principal: str, request: OpRequest, now: float)
     found.backoff_s = found.not_before = 0.0
     if found.may(Cause.ALLOW):
         found.move(Cause.ALLOW, now, why)
+    job.chains = job.chains.asked(request)
     job.emit("replica.allowed", name, why)
     reply(job, conn, request, ("ok", f"{name} is let in again when its process starts"))
 
@@ -235,6 +238,15 @@ def _force_quorum(job: Job, conn: int, principal: str, request: OpRequest, now: 
     reply(job, conn, request, ("ok", f"going on with {here}; members that are absent now are out"))
 
 
+def _restarts(job: Job, conn: int, principal: str, request: OpRequest, now: float) -> None:
+    found = _find(job, request)
+    if not isinstance(found, Replica):
+        reply(job, conn, request, found)
+        return
+    job.chains = job.chains.asked(request, "restart")
+    reply(job, conn, request, ("ok", "noted"))
+
+
 def _hangs(job: Job, conn: int, principal: str, request: OpRequest, now: float) -> None:
     found = tuple(
         HangView(
@@ -264,6 +276,7 @@ _HANDLERS: dict[str, Callable[[Job, int, str, OpRequest, float], None]] = {
     "drain": _drain,
     "evict": _evict,
     "rejoin": _rejoin,
+    "restarts": _restarts,
     "finish": _finish,
     "force-quorum": _force_quorum,
 }

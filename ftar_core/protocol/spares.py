@@ -17,11 +17,13 @@ at which all must answer `Prepared` anyway.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from ftar_core.protocol.chains import Chain
 from ftar_core.protocol.job import NEVER, Job
 from ftar_core.protocol.joins import FOLLOW_LAG, cancel_preparation, consider_joins, follows, room
 from ftar_core.protocol.membership import Replica, State, natural
+from ftar_core.wire.messages import MemberInfo
 
 
 def vacate(job: Job, names: Mapping[str, str]) -> None:
@@ -41,7 +43,15 @@ def promoted(job: Job, newcomer: Replica) -> str:
     if former == newcomer.name:
         return ""
     job.table.forget_slot(former, newcomer.slot)
+    job.chains = job.chains.stands_in(former, newcomer.name)
     return f"promoted into slot {newcomer.slot} because {former} {why}"
+
+
+def chain_of(job: Job, gone: Iterable[str], joining: Iterable[MemberInfo]) -> Chain | None:
+    """What a change of the membership belongs to: who goes, who comes, and in whose place."""
+    coming = list(joining)
+    places = [job.vacated[member.slot][0] for member in coming if member.slot in job.vacated]
+    return job.chains.of([*gone, *(member.replica for member in coming), *places])
 
 
 def watch_out(job: Job, members: int, now: float) -> None:

@@ -411,7 +411,8 @@ class Evicted(Message, frozen=True):
 
 class OpRequest(Message, frozen=True):
     """op: status | events | accounting (where the time went, as last saved) | drain | evict | rejoin | finish |
-    force-quorum; for agents: hangs (who is hung), evidence (`reason` is what was found out about a hung replica)"""
+    force-quorum; for agents: hangs (who is hung), evidence (`reason` is what was found out about a hung replica),
+    restarts (the replica is about to be started again, because of `incident`; none: it is not after all)"""
 
     id: int
     op: str
@@ -421,6 +422,8 @@ class OpRequest(Message, frozen=True):
     force: bool = False  # override the guard that keeps min-replicas
     after: int = 0  # events: after this sequence number
     dry_run: bool = False
+    incident: str = ""  # what follows from this request belongs to this incident of an agent
+    injected: bool = False  # behind which is an injected fault
 
 
 class OpReply(Message, frozen=True):

@@ -73,6 +73,8 @@ class OperatorClient:
         force: bool = False,
         after: int = 0,
         dry_run: bool = False,
+        incident: str = "",
+        injected: bool = False,
         timeout_s: float | None = None,
     ) -> OpReply:
         """Ask the coordinator (OpRequest says what the fields mean) and wait for its answer."""
@@ -89,6 +91,8 @@ class OperatorClient:
                 force=force,
                 after=after,
                 dry_run=dry_run,
+                incident=incident,
+                injected=injected,
             )
             try:
                 self._send(asked, deadline)

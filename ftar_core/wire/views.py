@@ -101,4 +101,5 @@ class EventView(Part, frozen=True):
     reason: str
     injected: bool = False
     incident: str = ""
+    action: str = ""  # that was asked for because of the incident: evict, drain, rejoin, restart
     evidence: str = ""  # what was found out about a hung replica: several lines, at most EVIDENCE_BYTES

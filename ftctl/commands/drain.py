@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftctl.commands.membership import DryRun, Force, Reason, ReplicaName, Wait, WaitTimeout, carry_out
+from ftctl.commands.membership import DryRun, Force, Incident, Reason, ReplicaName, Wait, WaitTimeout, carry_out
 from ftctl.commands.nodes import NodeNames, WithoutDoing, empty
 from ftctl.commands.nodes import Reason as NodeReason
 from ftctl.exit_codes import ExitCode
@@ -25,6 +25,7 @@ def replica(
     name: ReplicaName,
     *,
     reason: Reason,
+    incident: Incident = "",
     wait: Wait = True,
     wait_timeout: WaitTimeout = "60s",
     dry_run: DryRun = False,
@@ -38,6 +39,7 @@ def replica(
         "drain",
         name,
         reason=reason,
+        incident=incident,
         dry_run=dry_run,
         force=force,
         goal="drained" if wait else "",

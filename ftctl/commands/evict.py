@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftctl.commands.membership import DryRun, Force, Reason, ReplicaName, Wait, WaitTimeout, Yes, carry_out
+from ftctl.commands.membership import DryRun, Force, Incident, Reason, ReplicaName, Wait, WaitTimeout, Yes, carry_out
 from ftctl.exit_codes import ExitCode
 from ftctl.options import plain_group, with_cluster
 
@@ -23,6 +23,7 @@ def replica(
     name: ReplicaName,
     *,
     reason: Reason,
+    incident: Incident = "",
     yes: Yes = False,
     stay_out: Annotated[
         bool, typer.Option("--stay-out", help="It may not come back by itself, only with `ftctl rejoin replica`.")
@@ -38,6 +39,7 @@ def replica(
         "evict",
         name,
         reason=reason,
+        incident=incident,
         dry_run=dry_run,
         force=force,
         rejoin=not stay_out,

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 ReplicaName = Annotated[str, typer.Argument(metavar="REPLICA", help="r1, or in full JOB/r1.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why (required); shown in the events.")]
+Incident = Annotated[
+    str, typer.Option("--incident", metavar="ID", help="It belongs to this incident (ftctl events --incident ID).")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Let the coordinator make all checks, and change nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Also when fewer than min-replicas would be left.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has left.")]
@@ -34,6 +37,7 @@ def carry_out(
     goal: str,
     wait_timeout: str,
     rejoin: bool = True,
+    incident: str = "",
     question: str | None = None,
 ) -> ExitCode:
     """Do it, and with a `goal` wait for it: drained, evicted (out of this incarnation), or contributing."""
@@ -51,7 +55,12 @@ def carry_out(
     except durations.DurationError as error:
         raise UsageProblem("--wait-timeout", str(error)) from None
     world = cluster.world
-    request = ReplicaAction(reason=reason or "asked for", force=force, rejoin=rejoin, dry_run=dry_run)
+    try:
+        request = ReplicaAction(
+            reason=reason or "asked for", force=force, rejoin=rejoin, dry_run=dry_run, incident=incident
+        )
+    except ValueError:
+        raise UsageProblem("--incident", f"{incident!r} is no incident's id", "ftctl health lists incidents") from None
 
     async def work(agents: Agents) -> ExitCode:
         snapshot = await agents.snapshot()

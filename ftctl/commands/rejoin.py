@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftctl.commands.membership import DryRun, Force, ReplicaName, WaitTimeout, carry_out
+from ftctl.commands.membership import DryRun, Force, Incident, ReplicaName, WaitTimeout, carry_out
 from ftctl.exit_codes import ExitCode
 from ftctl.options import plain_group, with_cluster
 
@@ -23,6 +23,7 @@ def replica(
     name: ReplicaName,
     *,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; shown in the events.")] = "",
+    incident: Incident = "",
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until it contributes, or is a hot spare.")
     ] = False,
@@ -38,6 +39,7 @@ def replica(
         "rejoin",
         name,
         reason=reason,
+        incident=incident,
         dry_run=dry_run,
         force=force,
         goal="contributing" if wait else "",

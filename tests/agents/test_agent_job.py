@@ -15,6 +15,7 @@ import pytest
 from live_agent import LiveAgent, live_agent, until
 
 from agents.api.models import ActionAnswer, JobState, ReplicaAction
+from agents.because import Because
 from agents.job import JobRelay
 from agents.problems import ApiProblem
 from agents.replicas import ReplicaActions
@@ -175,13 +176,16 @@ class FakeSupervisor:
         state = "running" if self.pid else "exited"
         return [ProcessView(replica="r1", rank=0, pid=self.pid, state=state)]
 
-    def rejoin(self, name: str) -> None:
+    def rejoin(self, name: str, because: Because) -> None:
         self.did.append("rejoin")
 
-    def stop_replica(self, name: str) -> None:
-        self.did.append("stop")
+    def leaves(self, name: str, because: Because) -> None:
+        self.did.append(f"leaves: {because.incident}")
 
-    def restart_replica(self, name: str, reason: str) -> None:
+    def stop_replica(self, name: str, reason: str, because: Because) -> None:
+        self.did.append(f"stop: {reason}")
+
+    def restart_replica(self, name: str, reason: str, because: Because) -> None:
         self.did.append(f"restart: {reason}")
         self.pid = 42
 
@@ -226,7 +230,24 @@ def test_an_evicted_process_that_ends_by_itself_is_left_to_its_supervisor() -> N
 def test_evicted_for_good_is_stopped() -> None:
     supervisor = FakeSupervisor()
     actions(FakeRelay(), supervisor).evict("ann", "r1", ReplicaAction(reason="test", rejoin=False))
-    assert supervisor.did == ["stop"]
+    actions(FakeRelay(), supervisor).evict("policy-node1", "r1", ReplicaAction(reason="rule x", rejoin=False))
+    assert supervisor.did == ["stop: evicted by ann: test", "stop: evicted by policy of node1: rule x"]
+
+
+def test_a_process_that_is_to_leave_knows_why_and_after_a_refusal_it_does_not() -> None:
+    supervisor = FakeSupervisor()
+    wish = ReplicaAction(reason="test", incident="i-1")
+    actions(FakeRelay(), supervisor).drain("ann", "r1", wish)
+    with pytest.raises(ApiProblem):
+        actions(FakeRelay(refuse=True), supervisor).drain("ann", "r1", wish)
+    assert supervisor.did == ["leaves: i-1", "leaves: i-1", "leaves: "]
+
+
+def test_a_restart_because_of_an_incident_is_announced_and_waits_for_no_coordinator() -> None:
+    supervisor, relay = FakeSupervisor(), FakeRelay(refuse=True)
+    actions(relay, supervisor).restart("policy-node1", "r1", "rule x", Because("i-1", "restart"))
+    assert relay.asked == ["restarts"]
+    assert supervisor.did == ["restart: restarted by policy of node1: rule x"]
 
 
 def test_dry_runs_and_refusals_touch_no_process() -> None:

@@ -14,6 +14,7 @@ from live_agent import until
 from agents.api.models import JobState, ReplicaState
 from agents.api.policyfile import Policy, parse, read
 from agents.api.words import Action, Health
+from agents.because import Because
 from agents.health.causes import News
 from agents.health.desk import HealthDesk
 from agents.health.signals import Ends, Observed, Signal
@@ -47,9 +48,11 @@ class Hands:
         away = tuple(name for name in whom if name in self.away)
         return Fleet(4, self.out + len(self.away), bool(whom), tuple(whom), away)
 
-    def act(self, action: str, replica: str, reason: str) -> str:
+    def act(self, action: str, replica: str, reason: str, because: Because) -> str:
         if self.fails:
             raise ApiProblem("coordinator", "coordinator of job lab", self.fails)
+        assert because.incident
+        assert because.action == action
         self.done.append((action, replica))
         if action in ("evict", "drain"):
             self.away.add(replica)
@@ -57,11 +60,11 @@ class Hands:
             self.away.discard(replica)
         return "is under way"
 
-    def cordon(self, reason: str) -> bool:
+    def cordon(self, reason: str, because: Because) -> bool:
         before, self.cordoned = self.cordoned, True
         return not before
 
-    def uncordon(self, reason: str) -> None:
+    def uncordon(self, reason: str, because: Because) -> None:
         self.cordoned = False
 
 

@@ -272,6 +272,25 @@ def test_a_lost_gpu_takes_its_replica_out_until_it_is_well_again(user: User) -> 
     assert [event for event in events if not (event["injected"] and event["reason"]) or event["node"] != "node1"] == []
     did = [event["action"] for event in events if event["kind"] == "policy.acted"]
     assert did == ["evict", "cordon", "uncordon", "rejoin"]
+
+    def links() -> list[dict[str, Any]]:
+        return [
+            json.loads(line)
+            for line in user.does("events", "--incident", events[0]["incident"], "-o", "json").splitlines()
+        ]
+
+    eventually(lambda: any(link["kind"] == "replica.joined" for link in links()), "the chain has no end")
+    told = links()
+    names = ["time", "incident", "node", "kind", "object", "verdict", "action", "reason", "injected"]
+    assert all([name for name in link if name != "schema"] == names for link in told)
+    steps = ("gpu.unhealthy", "policy.decided", "replica.evicted", "epoch.new", "replica.stopping", "gpu.healthy",
+             "replica.allowed", "replica.started", "replica.joined")  # fmt: skip
+    kinds = [link["kind"] for link in told]
+    firsts = [kinds.index(kind) for kind in steps]
+    assert firsts == sorted(firsts), kinds
+    assert all(link["injected"] for link in told)
+    stopping = next(link for link in told if link["kind"] == "replica.stopping")
+    assert "evicted by policy of node1: rule suggested-evict-node" in stopping["reason"]
     since = time.time()
     user.does("inject", "gpu-xid", "--xid", "63", "--node", "node1", "--duration", "1s")
     user.does("inject", "gpu-xid", "--xid", "31", "--node", "node2", "--duration", "1s")

@@ -96,6 +96,7 @@ class Chaos:
         self.resume: dict[object, float] = {}  # paused -> until
         self.hung: dict[Life, float] = {}  # beats, hears and answers, but its training thread gets nowhere -> until
         self.restarts: list[tuple[float, str]] = []
+        self.asked = 0  # operators' requests
         self.server_at: float | None = None
         self.broken_until = 0.0
         self.next_beat = 0.0
@@ -382,7 +383,12 @@ class Chaos:
             op = self.rng.choice(("drain", "drain", "evict", "rejoin"))
             options = {"rejoin": self.rng.random() < 0.7} if op == "evict" else {}
             name = self.rng.choice(self.names)
-            reply = self.rng.choice(alive).operate(op, name, force=self.rng.random() < 0.2, **options)
+            server, force = self.rng.choice(alive), self.rng.random() < 0.2
+            self.asked += 1
+            incident = f"i-{self.asked}" if self.asked % 2 else ""  # an agent asks, or a person
+            reply = server.operate(op, name, force=force, incident=incident, **options)
+            if self.asked % 5 == 0:
+                server.operate("restarts", self.names[self.asked % len(self.names)], incident=f"i-{self.asked}-again")
             self.world.say(f"!! operator: {op} {name}: {reply.code} {reply.text}")
             if reply.code == "ok" and op == "rejoin":
                 self.restarts.append((self.world.now + 0.3, name))

@@ -313,3 +313,46 @@ def test_while_a_spare_is_ready_contributors_are_fewer_in_the_step_of_a_loss_onl
                 again.go()
             story = "\n".join(again.world.history[-120:])
             raise Violation(f"seed {seed}: {error}\n{story}") from error
+
+
+def test_what_follows_from_an_incident_carries_its_id_until_the_replica_or_a_spare_is_back() -> None:
+    hand = with_spares()
+    server = hand.world.server
+    assert server.operate("evict", "b", rejoin=False, incident="i-1", injected=True).code == "ok"
+    hand.pump()
+    run_steps(hand, 2)
+    chain = [(e.kind, e.object, e.action, e.injected) for e in hand.world.events if e.incident == "i-1"]
+    epoch = [entry for entry in chain if entry[0] == "epoch.new"]
+    assert [entry for entry in chain if entry not in epoch] == [
+        ("replica.evicted", "b", "evict", True),
+        ("replica.promoted", "d", "evict", True),
+        ("replica.joined", "d", "evict", True),
+    ]
+    assert len(epoch) == 2  # without b, and with d
+    server.operate("rejoin", "b", incident="i-1", injected=True)
+    hand.world.start_life("b")
+    run_steps(hand, 2)
+    chain = [(e.kind, e.object, e.action, e.injected) for e in hand.world.events if e.incident == "i-1"]
+    assert chain[-1] == ("replica.caught-up", "b", "rejoin", True)  # a spare now
+    told = len(hand.world.events)
+    hand.kill("c")
+    run_steps(hand, 2)
+    assert any(e.kind == "replica.promoted" for e in hand.world.events[told:])
+    assert not any(e.incident for e in hand.world.events[told:]), "this is another story"
+
+
+def test_a_restart_that_is_announced_is_a_chain_too() -> None:
+    hand = with_spares("abc", "")
+    server = hand.world.server
+    assert server.operate("restarts", "x", incident="i-2").code == "unknown"
+    assert server.operate("restarts", "b", incident="i-2").code == "ok"
+    hand.kill("b")
+    run_steps(hand, 2)
+    hand.world.start_life("b")
+    hand.pump()
+    run_steps(hand, 4)
+    chain = [(e.kind, e.object) for e in hand.world.events if e.incident == "i-2"]
+    assert chain[0] == ("replica.lost", "b")
+    assert chain[-1][0] == "epoch.new"
+    assert ("replica.joined", "b") in chain
+    assert {e.action for e in hand.world.events if e.incident == "i-2"} == {"restart"}

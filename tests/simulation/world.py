@@ -60,7 +60,7 @@ from ftar_core.protocol.events import (
 from ftar_core.protocol.member import Member
 from ftar_core.protocol.record import Claim, Record
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
-from ftar_core.wire.messages import Deal, EpochInfo, Hello, MemberInfo, Message, OpReply, OpRequest
+from ftar_core.wire.messages import Deal, EpochInfo, EventView, Hello, MemberInfo, Message, OpReply, OpRequest
 
 from .truth import ROTATION, Result, Truth, Violation, balanced
 
@@ -135,6 +135,8 @@ class Server:
         self.fed = 0
         self.exit: Stop | None = None
         self.replies: list[OpReply] = []
+        self.given: set[str] = set()  # incidents that operators' requests named
+        self.over: set[tuple[str, str]] = set()  # (replica, incident): it was back
 
     @property
     def term(self) -> Term:
@@ -193,6 +195,7 @@ class Server:
             case Emit(event):
                 self.world.say(f"{self.name}: {event.kind} {event.object}: {event.reason}")
                 self.world.events.append(event)
+                self._incident_of(event)
                 if event.kind.endswith(".diverged"):
                     self.world.truth.alarm(event.object if event.kind.startswith("replica") else "")
             case Reply(_, reply):
@@ -226,10 +229,21 @@ class Server:
             self.world.closing(link)
         self.links.clear()
 
+    def _incident_of(self, event: EventView) -> None:
+        """An event belongs to an incident that somebody named, and not after its replica is back."""
+        if not event.incident:
+            return
+        if event.incident not in self.given or (event.object, event.incident) in self.over:
+            raise Violation(f"{event.kind} {event.object} belongs to {event.incident!r}, which it does not")
+        if event.kind == "replica.joined":
+            self.over.add((event.object, event.incident))
+
     def operate(self, op: str, replica: str = "", **options: object) -> OpReply:
         """One operator's request; its reply."""
         before = len(self.replies)
         request = OpRequest(id=before, op=op, replica=replica, reason="test", **options)  # type: ignore[arg-type]
+        self.over = {(name, incident) for name, incident in self.over if incident != request.incident}
+        self.given.add(request.incident)
         self.feed(Operator(conn=-1, principal="ann", request=request))
         replies = self.replies[before:]
         return replies[0] if replies else OpReply(id=before, code="none", text="no reply")

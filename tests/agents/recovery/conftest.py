@@ -96,6 +96,7 @@ class Node:
         self.directory = directory
         self.state = directory / "state"
         self.events: list[tuple[str, str, str]] = []
+        self.because: dict[str, list[str]] = {}  # incident -> kinds of events
         self.replicas: list[Supervised] = []
         self.preload = ["sample_replica"]
         self.grace_s = 5.0
@@ -128,7 +129,7 @@ class Node:
         )
 
     def start(self) -> Supervisor:
-        self.supervisor = Supervisor(self.settings(), lambda *event: self.events.append(event))
+        self.supervisor = Supervisor(self.settings(), self._heard)
         self.supervisor.start()
         return self.supervisor
 
@@ -161,6 +162,13 @@ class Node:
             raise AssertionError(f"{error}: it is {self.view(name)}; events: {self.events[-5:]}") from None
         assert isinstance(found, ProcessView)
         return found
+
+    def _heard(
+        self, kind: str, thing: str, reason: str, /, *, incident: str = "", action: str = "", injected: bool = False
+    ) -> None:
+        self.events.append((kind, thing, reason))
+        if incident:
+            self.because.setdefault(incident, []).append(kind)
 
     def said(self, kind: str, name: str = "") -> list[str]:
         return [reason for k, thing, reason in self.events if k == kind and (not name or thing == name)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.because import Because
 from agents.recovery.child import Output
 from agents.recovery.errors import SupervisionUnavailable, UnknownReplica
 from agents.recovery.supervisor import Supervisor
@@ -158,11 +159,12 @@ def test_stop_start_and_restart(node: Node) -> None:
     first = node.until("r1", "running")
     assert node.view("r2").state == "stopped"
     wait_for(lambda: "listening" in node.log("r1"))
-    supervisor.restart_replica("r1", "new data")
+    supervisor.restart_replica("r1", "new data", Because("i-1", "restart", injected=True))
     second = node.until("r1", "running", restarts=1)
     assert second.pid != first.pid
     assert not node.said("replica.backoff"), "asked for, so not a failure"
     assert "new data" in node.said("replica.stopping")[0]
+    assert node.because == {"i-1": ["replica.stopping", "replica.exited", "replica.started"]}
     wait_for(lambda: node.log("r1").count("listening") == 2)
     supervisor.stop_replica("r1")
     stopped = node.until("r1", "stopped")
