@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ftar_core.errors import CheckpointError, SettingsError, StateMismatch
-from ftar_core.training.checkpoints import histories, locks, options, reading, turns, writing
+from ftar_core.training.checkpoints import histories, locks, options, reading, turns, votes, writing
 from ftar_core.training.checkpoints.layout import (
     MANIFEST,
     SCHEMA,
@@ -231,7 +231,7 @@ def test_a_job_that_began_again_from_an_older_one_goes_by_its_own_history(tmp_pa
     next(frozen)
     for step in (40, 50):
         mark_damaged(tmp_path / complete_name(step), "x has another digest")
-    assert histories.following(tmp_path) == 2
+    assert histories.following(tmp_path, survey(tmp_path)) == 2
     histories.begin(tmp_path, 2)
     histories.begin(tmp_path, 2)
     assert histories.running(tmp_path) == 2
@@ -251,14 +251,14 @@ def test_a_job_that_began_again_from_an_older_one_goes_by_its_own_history(tmp_pa
     assert look(tmp_path, 40).history == 2, "an older history takes nobody's place"
     assert not list(tmp_path.glob(".step-*"))
     (tmp_path / histories.FILE).unlink()
-    assert histories.following(tmp_path) == 3, "manifests say it, too"
+    assert histories.following(tmp_path, survey(tmp_path)) == 3, "manifests say it, too"
 
 
 @pytest.mark.parametrize("text", [b"", b"x", b"-3", b"9" * 40])
 def test_a_history_that_cannot_be_read_is_none(tmp_path: Path, text: bytes) -> None:
     (tmp_path / histories.FILE).write_bytes(text)
     assert histories.running(tmp_path) == 0
-    assert histories.following(tmp_path) >= 1
+    assert histories.following(tmp_path, survey(tmp_path)) >= 1
 
 
 def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
@@ -327,6 +327,49 @@ def test_whose_turn_it_is_follows_from_the_commit_alone() -> None:
     assert writers(lives, idle_s=61.0) == ["r1", "r2"], "nothing was written for too long"
     left = turns.order_of(100, 100, names, {"r0": 1, "r2": 3})
     assert left.lives == (("r2", 3), ("r0", 1)), "r1 left with that very commit"
+
+
+A, B, C, D = ("r0", 1), ("r1", 2), ("r2", 3), ("r3", 4)
+
+
+@pytest.mark.parametrize(
+    ("told", "odd", "clear"),
+    [
+        ({A: ["x"], B: ["x"], C: ["x"]}, set(), True),
+        ({A: ["x"]}, set(), True),
+        ({}, set(), True),
+        ({A: ["x"], B: ["y"], C: ["x"]}, {B}, True),
+        ({A: ["x"], B: ["y"]}, {A, B}, False),
+        ({A: ["x"], B: ["y"], C: ["z"]}, {A, B, C}, False),
+        ({A: ["x"], B: ["y"], C: ["x"], D: ["y"]}, {A, B, C, D}, False),
+        ({A: ["x"], B: [""], C: ["x"]}, set(), True),
+        ({A: ["x"], B: [""], C: ["y"]}, {A, C}, False),
+        ({A: ["x", "p"], B: ["x", "q"], C: ["x", "p"]}, {B}, True),  # each ring votes for itself
+        ({A: ["x", "p"], B: ["y", "p"], C: ["x", "q"]}, {B, C}, True),
+    ],
+)
+def test_most_are_right_about_a_snapshot_and_two_can_only_differ(
+    told: dict[turns.Life, list[str]], odd: set[turns.Life], clear: bool
+) -> None:
+    assert votes.judge(told) == votes.Verdict(frozenset(odd), clear)
+
+
+def test_whoever_steps_out_is_followed_by_the_next(tmp_path: Path) -> None:
+    box = votes.Box(tmp_path, 100, 2)
+    order, here = turns.Order(100, (A, B, C)), dict([A, B, C])
+    mine = {life: turns.is_mine(order, life, here, 0.0, 60.0, out=box.is_out) for life in (A, B, C)}
+    assert mine == {A: True, B: False, C: False}
+    for rank in (1, 0):
+        assert box.of(B, 2) is None
+        box.cast(B, rank, "f" * 32)
+    assert box.of(B, 2) == ["f" * 32] * 2
+    box.step_out(A)
+    assert turns.is_mine(order, B, here, 0.0, 60.0, out=box.is_out)
+    assert not turns.is_mine(order, C, here, 0.0, 60.0, out=box.is_out)
+    assert not votes.Box(tmp_path, 100, 1).is_out(A), "what was said in another history is nothing here"
+    votes.Box(tmp_path, 110, 2).give_up()
+    votes.forget(tmp_path, [path.name for path in tmp_path.iterdir()], 2, 105)
+    assert [path.name for path in tmp_path.iterdir()] == [".step-000000110.2.votes"]
 
 
 @pytest.mark.parametrize("every", [0, -1, True, "", "10", "10 parsecs", "0s", 1.5, None])

@@ -107,6 +107,41 @@ def test_a_writer_that_dies_while_it_writes_is_replaced_and_what_it_left_never_l
     assert {line["step"] for name in names for line in job.lines(name, "restored")} == {found}
 
 
+def flipped(name: str, step: int) -> dict[str, str]:
+    """A bit of a parameter that the comparison of steps would find in ages; the votes before a checkpoint, at once."""
+    flip = f"forward,step={step},action=flip,where=parameter,seed=2"
+    return {"FTAR_ROTATION": "100000", **({"FTAR_BREAKPOINTS": flip} if name == "r2" else {})}
+
+
+def test_a_replica_whose_state_is_not_the_others_writes_no_checkpoint(job: Job) -> None:
+    """Nobody has named it yet. r2 has the turn of steps 20, 50, ... where its snapshot is made in time."""
+    names = ("r0", "r1", "r2")
+    job.coordinator(replicas=3)
+    for name in names:
+        kept = checkpoints(job, at_end=False, keep=100)
+        job.start(name, steps=4000, step_ms=20, checkpoint=kept, environment=flipped(name, 13))
+    until(lambda: job.lines("r2", "checkpoint-odd"), job.logs)
+    assert "was flipped" in (job.path / "r2.log").read_text()
+    odd = job.lines("r2", "checkpoint-odd")[0]["step"]
+    until(lambda: odd in written(job), lambda: f"the next in the order writes that of step {odd}\n{job.logs()}")
+    writers = {step: manifest(job, step)["replica"] for step in written(job)}
+    assert "r2" not in [writer for step, writer in writers.items() if step > 13], writers
+    assert "checkpoint.failed" not in (job.path / "coordinator.log").read_text()
+
+
+def test_two_states_that_differ_are_no_checkpoint(job: Job) -> None:
+    job.coordinator(replicas=2)
+    for name in ("r0", "r2"):
+        kept = checkpoints(job, at_end=False, keep=100)
+        job.start(name, steps=400, step_ms=20, checkpoint=kept, environment=flipped(name, 13))
+    log = job.path / "coordinator.log"
+    until(lambda: "the states of r0, r2 differ, and nobody can say whose is right" in log.read_text(), job.logs)
+    before = written(job)
+    assert before in ([10], [])
+    job.wait_step("r0", max(job.steps("r0")) + 25)
+    assert written(job) == before, "training goes on, and what is kept was right"
+
+
 def test_another_number_of_replicas_goes_on_and_a_damaged_checkpoint_is_passed_by(job: Job) -> None:
     job.coordinator(replicas=2)
     job.start("r0", "r1", steps=400, step_ms=20, checkpoint=checkpoints(job, keep=100))

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from ftar_core.training.checkpoints.layout import Found, survey, sync
+from ftar_core.training.checkpoints.layout import Found, sync
 
 FILE = "history"
 MOST_DIGITS = 15
@@ -29,9 +30,9 @@ def running(directory: Path) -> int:
     return int(text) if text.isdigit() and len(text) <= MOST_DIGITS else 0
 
 
-def following(directory: Path) -> int:
-    """That of a job which begins there now. Raises OSError."""
-    return 1 + max([running(directory), *(found.history for found in survey(directory))])
+def following(directory: Path, complete: Sequence[Found]) -> int:
+    """That of a job which begins there now. `complete`: what it finds (layout.survey)."""
+    return 1 + max([running(directory), *(found.history for found in complete)])
 
 
 def begin(directory: Path, number: int) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints of one rank, beside its training: when one is due, the snapshot, and who writes it.
 
-    due -> copying -> kept -> (written here | complete by another's hand) -> forgotten
+    due -> copying -> kept -> (compared, written here | complete by another's hand) -> forgotten
               `-> missed: the next step, if this replica is the one that writes
 
 The training thread only says that a step is committed and asks the shelf for a copy, as a replica that catches up would
@@ -12,6 +12,7 @@ goes wrong with a disk costs a checkpoint, and a line and an event that say why;
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import ftar_core
-from ftar_core.errors import FtarError
+from ftar_core.errors import CheckpointError, FtarError
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.settings import Settings
-from ftar_core.training.checkpoints import histories, locks, tree, writing
+from ftar_core.training.checkpoints import histories, locks, tree, votes, writing
 from ftar_core.training.checkpoints.layout import Manifest, part_name
 from ftar_core.training.checkpoints.options import Checkpoint
 from ftar_core.training.checkpoints.turns import Order, is_mine, order_of
@@ -33,7 +34,7 @@ from ftar_core.wire.messages import CheckpointNotice, Commit, EpochInfo, Message
 
 log = logging.getLogger("ftar.checkpoint")
 PATIENCE = 0.05  # of a step: so long may an update wait for a snapshot from the first try on
-LOOK_S = 0.2
+LOOK_S, SOON_S = 0.2, 0.02
 END_S = 600.0  # behind the job's last step: the longest that a process stays for its checkpoint
 RNG = "not kept: random generators are each replica's own; seed from session.current_step what must repeat"
 
@@ -47,6 +48,7 @@ class Task:
     commit: Commit | None  # None: of a job that holds, after a step that was committed before
     borrower: Borrower
     began: float
+    alone: bool = False  # tried again behind another step: the others have no snapshot of it
 
 
 class Keeper:
@@ -101,11 +103,10 @@ class Keeper:
         if not whole:
             return
         self._whole = commit.step
-        due = commit.checkpoint or self._again
-        due = due or (every > 0 and commit.step // every > (before or commit.step - 1) // every)
+        due = commit.checkpoint or (every > 0 and commit.step // every > (before or commit.step - 1) // every)
         due = due or (commit.last and self.options.at_end)
-        if due and commit.verdict.value != "fail":
-            self._begin(commit.step, commit.contributors, commit)
+        if (due or self._again) and commit.verdict.value != "fail":
+            self._begin(commit.step, commit.contributors, commit, alone=not due)
 
     def replayed(self, step: int, whole: bool) -> None:
         self._whole = step if whole else self._whole
@@ -116,16 +117,21 @@ class Keeper:
         if epoch is not None and step > max(self._noted, self.written) and step == self._whole:
             self._begin(step, epoch.names(), None)
 
-    def _begin(self, step: int, contributors: tuple[str, ...], commit: Commit | None) -> None:
+    def _begin(self, step: int, contributors: tuple[str, ...], commit: Commit | None, *, alone: bool = False) -> None:
         order = order_of(step, self.options.steps, contributors, self._lives())
+        if alone:
+            order = Order(step, (self._me(),))
         with self._changed:
             busy = self._working
             last = commit is not None and commit.last  # it waits its turn: nobody is in a hurry any more
-            if busy is not None and busy.borrower.held is not None and self._writes(busy) and not last:
+            mine = busy is not None and busy.borrower.held is not None and (self._first(busy) or self._writes(busy))
+            if busy is not None and mine and not last:
                 log.warning("no checkpoint of step %d: that of step %d is still being written", step, busy.order.step)
+                mute = Task(order, self._history, commit, Borrower(step), time.monotonic(), alone)
+                threading.Thread(target=self._vote, args=(mute, None), daemon=True).start()  # nobody waits for it
                 return
             borrower = Borrower(step, patience=PATIENCE)
-            self._task = Task(order, self._history, commit, borrower, time.monotonic())
+            self._task = Task(order, self._history, commit, borrower, time.monotonic(), alone)
             self._again, self._noted = False, step
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ftar-checkpoints", daemon=True)
@@ -165,9 +171,12 @@ class Keeper:
                     return
             try:
                 held = self._snapshot(task)
+                self._vote(task, held)
                 if held is not None:
                     passes("checkpoint-copied", task.order.step)
                     self._keep(task, held)
+                else:
+                    self._missed(task)
             except Exception as error:  # noqa: BLE001  # training goes on, whatever a disk does
                 self._failed(task, error)
             finally:
@@ -182,35 +191,91 @@ class Keeper:
         with self._shelf.changed:
             while borrower.held is None and not borrower.missed and not self._superseded():
                 self._shelf.changed.wait(LOOK_S)
-        if borrower.held is not None or self._superseded():
-            return borrower.held
-        if self._first(task):
-            log.warning("no snapshot after step %d (%s): again behind the next", task.order.step, borrower.missed)
+        return borrower.held
+
+    def _missed(self, task: Task) -> None:
+        """There is no snapshot here. If nobody else has one either, the first in the order tries again."""
+        box, by = self._box(task), time.monotonic() + votes.PATIENCE_S
+        me, others = self._me(), [life for life in task.order.lives if life != self._me()]
+        if not self._first(task) or me not in task.order.lives:
+            return
+        while not self._superseded() and time.monotonic() < by:
+            here = self._lives()
+            if all(here.get(life[0]) != life[1] or box.is_out(life) for life in others):
+                break
+            if any(box.of(life, self._settings.world_size) and not box.is_out(life) for life in others):
+                return
+            with self._changed:
+                self._changed.wait_for(self._superseded, SOON_S)
+        if not self._superseded():
+            log.warning("no snapshot after step %d (%s): again behind the next", task.order.step, task.borrower.missed)
             self._again = True
-        return None
+
+    def _vote(self, task: Task, held: Held | None) -> None:
+        """Tell the others what is here. A disk that cannot take it is told of by who writes."""
+        me, box = self._me(), self._box(task)
+        if task.alone or len(task.order.lives) < 2 or me not in task.order.lives:
+            return
+        try:
+            box.cast(me, self._settings.rank, held.whole().hex() if held is not None else votes.MISSED)
+            if held is None:
+                box.step_out(me)
+        except OSError:
+            if self._first(task):
+                raise
 
     def _keep(self, task: Task, held: Held) -> None:
         """Until it is on disk, or a newer one takes its place."""
-        target = self._target(task)
+        target, box = self._target(task), self._box(task)
+        copied = time.monotonic()
         seen, since = self._progress(task), time.monotonic()
         while not self._superseded():
             if histories.stands(writing.found_at(target), task.history):
                 self.written = max(self.written, task.order.step)
                 return
-            found, now = self._progress(task), time.monotonic()
+            found, now, wait_s = self._progress(task), time.monotonic(), LOOK_S
             if found != seen:
                 seen, since = found, now
             if self._settings.rank == 0:
-                if is_mine(task.order, self._me(), self._lives(), now - since, self.options.takeover_s):
-                    self._write(task, held, target)
+                idle_s, options = now - since, self.options
+                if box.given_up:
                     return
+                if is_mine(task.order, self._me(), self._lives(), idle_s, options.takeover_s, out=box.is_out):
+                    agreed = task.alone or self._compare(task, box, late=now - copied > votes.PATIENCE_S)
+                    if agreed:
+                        self._write(task, held, target)
+                    if agreed is not None:
+                        return
+                    wait_s = SOON_S
             elif (target.path / writing.LOCK).exists() and not target.rank_metadata(self._settings.rank).exists():
                 writing.write_part(target, writing.state_of(held.state, self._names))
                 while target.path.exists() and not self._closing:
                     time.sleep(LOOK_S)
                 return
             with self._changed:
-                self._changed.wait_for(self._superseded, LOOK_S)
+                self._changed.wait_for(self._superseded, wait_s)
+
+    def _compare(self, task: Task, box: votes.Box, *, late: bool) -> bool | None:
+        """Is this replica's snapshot what the others have, too? None: not all have said so yet. Raises CheckpointError
+        if they differ and nobody can say whose is right, OSError."""
+        here, ranks = self._lives(), self._settings.world_size
+        if box.is_out(self._me()):  # another rank has no snapshot
+            return False
+        told = {life: ballot for life in task.order.lives if (ballot := box.of(life, ranks)) is not None}
+        waited_for = [life for life in task.order.lives if here.get(life[0]) == life[1] and life not in told]
+        if len(task.order.lives) > 1 and waited_for and not late:
+            return None
+        verdict = votes.judge(told)
+        if not verdict.clear:
+            box.give_up()
+            who = ", ".join(sorted(name for name, _ in verdict.odd))
+            raise CheckpointError(f"the states of {who} differ, and nobody can say whose is right")
+        if self._me() not in verdict.odd:
+            return True
+        log.warning("step %d: the state here is not that of the others: another replica writes it", task.order.step)
+        self._journal.write("checkpoint-odd", {"step": task.order.step})
+        box.step_out(self._me())
+        return False
 
     def _write(self, task: Task, held: Held, target: writing.Target) -> None:
         with writing.begun(target) as lock:
@@ -232,6 +297,7 @@ class Keeper:
             "checkpoint", {"step": step, "bytes": manifest.nbytes, "seconds": manifest.seconds, "path": notice.path}
         )
         writing.tidy(self.options.path, self.options.keep)
+        votes.forget(self.options.path, os.listdir(self.options.path), task.history, step)
 
     def _manifest(self, task: Task, flat: tree.Flat, files: dict[str, Any]) -> Manifest:
         commit, data = task.commit, flat.values.get("data")
@@ -285,6 +351,9 @@ class Keeper:
     def _lives(self) -> Mapping[str, int]:
         epoch = self._here()
         return {member.replica: member.incarnation for member in epoch.members} if epoch is not None else {}
+
+    def _box(self, task: Task) -> votes.Box:
+        return votes.Box(self.options.path, task.order.step, task.history)
 
     def _target(self, task: Task) -> writing.Target:
         me, settings = self._me(), self._settings

@@ -38,7 +38,7 @@ class Restorer:
         began = time.monotonic()
         if not self._options.restore:
             self._nothing_there()
-        self.history = following(self._options.path)
+        self.history = following(self._options.path, self._survey())
         bound: int | None = None
         while True:
             loaded = self._newest(bound)

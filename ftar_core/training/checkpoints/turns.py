@@ -8,7 +8,7 @@ order does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Life = tuple[str, int]  # replica, incarnation
@@ -30,10 +30,24 @@ def order_of(step: int, every: int, contributors: Sequence[str], lives: Mapping[
     return Order(step, tuple((name, lives[name]) for name in ring if name in lives))
 
 
-def is_mine(order: Order, me: Life, here: Mapping[str, int], idle_s: float, takeover_s: float) -> bool:
+def is_mine(
+    order: Order,
+    me: Life,
+    here: Mapping[str, int],
+    idle_s: float,
+    takeover_s: float,
+    *,
+    out: Callable[[Life], bool] = lambda _: False,
+) -> bool:
     """Is it now this life's to write? `here`: who is in the job now. `idle_s`: for so long nothing of it was written;
-    each `takeover_s` passes it on by one."""
+    each `takeover_s` passes it on by one. `out`: who has said that it does not write this one; asked of as few as
+    possible."""
     if me not in order.lives:
         return False
-    before = [life for life in order.lives[: order.lives.index(me)] if here.get(life[0]) == life[1]]
-    return len(before) <= int(idle_s / takeover_s)
+    left = int(idle_s / takeover_s)
+    for life in order.lives[: order.lives.index(me)]:
+        if here.get(life[0]) == life[1] and not out(life):
+            left -= 1
+            if left < 0:
+                return False
+    return True
