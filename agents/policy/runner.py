@@ -10,44 +10,27 @@ import contextlib
 import logging
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from agents.api.health import Verdict
 from agents.api.models import ProblemView
-from agents.api.policy import DecisionView, HeldView, PolicyAnswer
+from agents.api.policy import HeldView, PolicyAnswer
 from agents.api.policyfile import OUT, Policy, Rule
 from agents.api.words import Health
-from agents.because import Because
 from agents.health.causes import News
 from agents.health.desk import HealthDesk, short
 from agents.host.clock import Clock
 from agents.policy.book import Held, PolicyBook
+from agents.policy.comeback import WayBack
 from agents.policy.engine import Decision, Finding, Fleet, decide, rule_for
 from agents.policy.hands import PolicyHands
 from agents.policy.hooks import Hooks
+from agents.policy.teller import Emit, Teller, because
+from agents.policy.waiting import RETRY_S, Waiting
 from agents.problems import ApiProblem
 
 _LOG = logging.getLogger(__name__)
-Emit = Callable[..., None]
 TICK_S = 0.25
-RETRY_S, RETRY_MAX_S = 1.0, 60.0
-MAX_WAITING, MAX_QUEUE, KEPT_DECISIONS = 256, 1000, 50
-
-
-@dataclass
-class _Waiting:
-    """What was decided and could not be done."""
-
-    verdict: Verdict
-    text: str
-    next_s: float
-    wait_s: float = RETRY_S
-
-    def later(self, now: float, text: str) -> None:
-        self.wait_s = RETRY_S if text != self.text else min(self.wait_s * 2, RETRY_MAX_S)
-        self.text, self.next_s = text, now + self.wait_s
+MAX_WAITING, MAX_QUEUE = 256, 1000
 
 
 class PolicyRunner:
@@ -66,15 +49,14 @@ class PolicyRunner:
         clock: Clock,
     ) -> None:
         self._node, self._policy, self._source, self._default_mode = node, policy, source, mode
-        self._book, self._hands, self._desk, self._emit, self._clock = book, hands, desk, emit, clock
+        self._book, self._hands, self._desk, self._clock = book, hands, desk, clock
+        self._teller = Teller(node, emit, clock)
+        self._back = WayBack(policy, lambda: self.mode, book, hands, desk, clock, self._teller)
         self._hooks = Hooks()
         self._heard: queue.Queue[tuple[News, bool]] = queue.Queue(MAX_QUEUE)
         self._lost = 0
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[str, str], _Waiting] = {}
-        self._rejoins: dict[str, _Waiting | None] = {}
-        self._well: dict[tuple[str, str], float] = {}
-        self._told: deque[DecisionView] = deque(maxlen=KEPT_DECISIONS)
+        self._waiting: dict[tuple[str, str], Waiting] = {}
         self._wanted: dict[str, ProblemView] = {}
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="policy", daemon=True)
@@ -85,7 +67,7 @@ class PolicyRunner:
 
     def start(self) -> None:
         if self._book.trouble:
-            self._emit("policy.damaged", self._node, f"{self._book.trouble}; the mode is {self.mode}")
+            self._teller.note("policy.damaged", f"{self._book.trouble}; the mode is {self.mode}")
         self._desk.listen(self.hear)
         self._thread.start()
 
@@ -115,9 +97,9 @@ class PolicyRunner:
                 return False
             forgotten = self._book.forget_acts()
             self._wanted.clear()
-            self._rejoins.clear()
+            self._back.look_anew()
         counts = f"; {forgotten} acts no longer count for its breakers" if forgotten else ""
-        self._emit("policy.mode", self._node, f"{mode} instead of {before}, by {by}: {reason}{counts}")
+        self._teller.note("policy.mode", f"{mode} instead of {before}, by {by}: {reason}{counts}")
         for verdict in self._desk.verdicts():
             if verdict.code and verdict.health is not Health.HEALTHY:
                 self.hear(News(verdict), again=True)
@@ -137,7 +119,7 @@ class PolicyRunner:
             limits=limits,
             rules=rules,
             held=held,
-            decisions=list(self._told),
+            decisions=self._teller.last(),
             trouble=book.trouble,
         )
 
@@ -166,11 +148,11 @@ class PolicyRunner:
         with self._lock:
             if news.over:
                 if verdict.health is Health.HEALTHY:
-                    self._well[key] = self._clock.boot_s()
+                    self._back.is_well(*key)
                     self._wanted.pop(verdict.object, None)
                 return
             if verdict.health is not Health.HEALTHY:
-                self._well.pop(key, None)
+                self._back.is_bad(*key)
             self._judge(verdict, again=again)
 
     def tick(self) -> None:
@@ -179,18 +161,17 @@ class PolicyRunner:
             now = self._clock.boot_s()
             if lost := self._lost:
                 self._lost = 0
-                self._emit("policy.overrun", self._node, f"{lost} verdicts came faster than they could be decided")
+                self._teller.note("policy.overrun", f"{lost} verdicts came faster than they could be decided")
             for key, waiting in list(self._waiting.items()):
                 if not self._stands(waiting.verdict):
                     del self._waiting[key]
                 elif waiting.next_s <= now:
                     self._judge(waiting.verdict, waiting)
-            for held in list(self._book.held.values()):
-                self._look_at_held(held, now)
+            self._back.tick(now)
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, verdict: Verdict, before: _Waiting | None = None, *, again: bool = False) -> None:
+    def _judge(self, verdict: Verdict, before: Waiting | None = None, *, again: bool = False) -> None:
         """`before`: it waits since an earlier look. What is judged again is not its own second fault."""
         now = self._clock.boot_s()
         again = again or before is not None
@@ -203,7 +184,7 @@ class PolicyRunner:
         if not again:
             self._book.saw(now, finding)
         if before is None or decision.reason != before.text:
-            self._tell("policy.decided", verdict, decision.reason, decision.action)
+            self._teller.tell("policy.decided", verdict, decision.reason, decision.action)
         failed = self._carry_out(decision, rule, whom, fleet, verdict) if decision.perform else ""
         if rule is not None and rule.hook and self.mode == "act" and before is None and not decision.held:
             self._hook(rule, verdict, decision)
@@ -213,7 +194,7 @@ class PolicyRunner:
             self._waiting.pop(key, None)
             return
         if before is None and (key in self._waiting or len(self._waiting) < MAX_WAITING):
-            self._waiting[key] = _Waiting(verdict, decision.reason, now + RETRY_S)
+            self._waiting[key] = Waiting(verdict, decision.reason, now + RETRY_S)
         elif before is not None:
             before.later(now, decision.reason)
 
@@ -231,31 +212,33 @@ class PolicyRunner:
         reason, done, failed = f"{decision.reason} [{verdict.incident}]", 0, ""
         for replica in (name for name in whom if name not in fleet.away):
             try:
-                text = self._hands.act(decision.action, replica, reason, _because(verdict, decision.action))
+                text = self._hands.act(decision.action, replica, reason, because(verdict, decision.action))
             except ApiProblem as error:
                 failed = f"{error.body.thing}: {error.body.reason}"
-                self._tell("policy.failed", verdict, f"{decision.action} of {replica}: {failed}", decision.action)
+                self._teller.tell(
+                    "policy.failed", verdict, f"{decision.action} of {replica}: {failed}", decision.action
+                )
                 continue
             done += 1
-            self._tell("policy.acted", verdict, f"{decision.action} of {replica}: {text}", decision.action)
+            self._teller.tell("policy.acted", verdict, f"{decision.action} of {replica}: {text}", decision.action)
             if decision.action in OUT:
                 held = Held(replica, verdict.kind, verdict.object, verdict.incident, decision.action,
                             self._clock.wall_s(), rule is not None and rule.cordon, verdict.injected)  # fmt: skip
                 self._book.hold(held)
-                self._well.pop((verdict.kind, verdict.object), None)
+                self._back.is_bad(verdict.kind, verdict.object)
         if done:
             self._book.acted(self._clock.boot_s(), f"{self._node}/{verdict.object}", decision.action)
             if rule is not None and rule.cordon:
                 self._cordon(verdict, reason)
-            self._book.save(self._complain)
+            self._book.save(self._teller.complain)
         return failed
 
     def _cordon(self, verdict: Verdict, reason: str) -> None:
         try:
-            if self._hands.cordon(reason, _because(verdict, "cordon")):
-                self._tell("policy.acted", verdict, f"{self._node} is set apart", "cordon")
+            if self._hands.cordon(reason, because(verdict, "cordon")):
+                self._teller.tell("policy.acted", verdict, f"{self._node} is set apart", "cordon")
         except ApiProblem as error:
-            self._tell("policy.failed", verdict, f"cordon: {error.body.reason}", "cordon")
+            self._teller.tell("policy.failed", verdict, f"cordon: {error.body.reason}", "cordon")
 
     def _hook(self, rule: Rule, verdict: Verdict, decision: Decision) -> None:
         name = rule.hook[0]
@@ -273,10 +256,10 @@ class PolicyRunner:
 
         def ended(failure: str) -> None:
             kind = "policy.failed" if failure else "policy.acted"
-            self._tell(kind, verdict, f"hook {name}: {failure or 'done'}", "hook")
+            self._teller.tell(kind, verdict, f"hook {name}: {failure or 'done'}", "hook")
 
         if why := self._hooks.run(rule.hook, environment, rule.timeout_s, ended):
-            self._tell("policy.failed", verdict, f"hook {name} was not started: {why}", "hook")
+            self._teller.tell("policy.failed", verdict, f"hook {name} was not started: {why}", "hook")
 
     def _recommend(self, decision: Decision, verdict: Verdict, whom: tuple[str, ...]) -> None:
         if self.mode != "recommend" or decision.held or decision.action in ("watch", "rejoin"):
@@ -290,77 +273,6 @@ class PolicyRunner:
             action=command or "ftctl policy show",
         )
 
-    # --- the way back -------------------------------------------------------------------------------------------------
-
-    def _look_at_held(self, held: Held, now: float) -> None:
-        waiting = self._rejoins.get(held.replica)
-        since = self._well_since(held, now)
-        if since is None or now - since < self._policy.limits.rejoin_after_s:
-            return
-        if waiting is not None and waiting.next_s > now:
-            return
-        verdict = self._verdict_of(held)
-        finding = Finding(f"{self._node}/{held.object}", held.kind, "healthy", "", "none", held.incident)
-        fleet = self._hands.fleet("rejoin", (held.replica,))
-        if not fleet.problem and fleet.whom and held.replica not in fleet.away:
-            self._book.release(held.replica)
-            self._book.save(self._complain)
-            self._tell("policy.released", verdict, f"{held.replica} is back already, by somebody else", "rejoin")
-            return
-        past = self._book.past()
-        decision = decide(self._policy, self.mode, finding, past, fleet, now=now)
-        text = decision.reason
-        if decision.action == "rejoin" and (trouble := self._trouble(held.replica)):
-            text = f"{decision.reason}; not done: {trouble}"
-        done = decision.action == "rejoin" and decision.perform and text == decision.reason
-        if waiting is None or waiting.text != text:
-            self._tell("policy.decided", verdict, text, decision.action)
-        if not (done and self._rejoin(held, verdict, text)):
-            waiting = waiting or _Waiting(verdict, "", now)
-            waiting.later(now, text)
-            self._rejoins[held.replica] = waiting
-
-    def _rejoin(self, held: Held, verdict: Verdict, reason: str) -> bool:
-        reason = f"{reason} [{held.incident}]"
-        last = held.cordoned and not any(
-            one.cordoned for one in self._book.held.values() if one.replica != held.replica
-        )
-        try:
-            if last:
-                self._hands.uncordon(reason, _because(verdict, "uncordon"))
-                self._tell("policy.acted", verdict, f"{self._node} may be used again", "uncordon")
-            text = self._hands.act("rejoin", held.replica, reason, _because(verdict, "rejoin"))
-        except ApiProblem as error:
-            why = f"rejoin of {held.replica}: {error.body.thing}: {error.body.reason}"
-            if self._rejoins.get(held.replica) is None:
-                self._tell("policy.failed", verdict, why, "rejoin")
-            return False
-        self._tell("policy.acted", verdict, f"rejoin of {held.replica}: {text}", "rejoin")
-        self._book.release(held.replica)
-        self._book.acted(self._clock.boot_s(), f"{self._node}/{held.object}", "rejoin")
-        self._book.save(self._complain)
-        self._rejoins.pop(held.replica, None)
-        return True
-
-    def _well_since(self, held: Held, now: float) -> float | None:
-        """None: it is not well, or nobody has looked yet."""
-        key = (held.kind, held.object)
-        worst = self._desk.worst(*key)
-        if worst is not None and worst.health is not Health.HEALTHY:
-            self._well.pop(key, None)
-            return None
-        if worst is not None:
-            self._well.setdefault(key, now)
-        return self._well.get(key)
-
-    def _trouble(self, replica: str) -> str:
-        """What else speaks against it on this node."""
-        for verdict in self._desk.verdicts():
-            bad = verdict.health is Health.UNHEALTHY and verdict.action.value in ("evict", "evict_node", "drain")
-            if bad and replica in self._hands.whom(verdict.kind, verdict.object, whole_node=False):
-                return f"{verdict.object} is {verdict.health.value}: {verdict.reason}"
-        return ""
-
     # --- small --------------------------------------------------------------------------------------------------------
 
     def _stands(self, verdict: Verdict) -> bool:
@@ -368,37 +280,6 @@ class PolicyRunner:
             (one.kind, one.object, one.code) == (verdict.kind, verdict.object, verdict.code)
             for one in self._desk.verdicts()
         )
-
-    def _verdict_of(self, held: Held) -> Verdict:
-        return Verdict(node=self._node, kind=held.kind, object=held.object, health=Health.HEALTHY, reason="well again",
-                       incident=held.incident, injected=held.injected)  # fmt: skip
-
-    def _tell(self, kind: str, verdict: Verdict, reason: str, action: str) -> None:
-        told = DecisionView(
-            time=self._clock.wall_s(),
-            kind=kind,
-            object=verdict.object,
-            incident=verdict.incident,
-            action=action,
-            reason=reason,
-        )
-        self._told.append(told)
-        self._emit(
-            kind,
-            f"{self._node}/{short(verdict)}",
-            reason,
-            injected=verdict.injected,
-            incident=verdict.incident,
-            verdict=verdict.health.value,
-            action=action,
-        )
-
-    def _complain(self, text: str) -> None:
-        self._emit("policy.unrecorded", self._node, text)
-
-
-def _because(verdict: Verdict, action: str) -> Because:
-    return Because(verdict.incident, action, verdict.injected)
 
 
 def rule_view(rule: Rule) -> dict[str, object]:
