@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEv
 from ftctl.errors import UsageProblem
 
 MAX_DEPTH = 32
+PIPE_S = 5.0  # for whoever writes into a pipe, such as <(command)
 
 
 def read_tree(path: Path, *, max_bytes: int, what: str, aliases: bool = True) -> dict[Any, Any]:
@@ -22,8 +25,7 @@ def read_tree(path: Path, *, max_bytes: int, what: str, aliases: bool = True) ->
     stand for gigabytes.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(max_bytes + 1)
+        raw = _bytes(path, max_bytes + 1)
     except OSError as error:
         raise UsageProblem(str(path), error.strerror or str(error)) from None
     if len(raw) > max_bytes:
@@ -49,6 +51,21 @@ def read_tree(path: Path, *, max_bytes: int, what: str, aliases: bool = True) ->
             f"{path}:1", f"a mapping is expected, as {'an' if what[0] in 'aeiou' else 'a'} {what} has it"
         )
     return tree
+
+
+def _bytes(path: Path, most: int) -> bytes:
+    """Raises OSError, and UsageProblem for a pipe that stays silent."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = b""
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        while len(found) < most:
+            if not select.select([file], [], [], PIPE_S)[0]:
+                raise UsageProblem(str(path), f"nothing came out of it within {PIPE_S:g} s")
+            piece = file.read(most - len(found))
+            if piece == b"":
+                break
+            found += piece or b""
+    return found
 
 
 def _json(text: str) -> JsonTree | None:

@@ -241,7 +241,8 @@ class Injector:
                 self.book.forget(entry)
 
     def look(self) -> None:
-        """Are active faults still in force? Somebody may have set the link up by hand."""
+        """Are active faults still in force? Somebody may have set the link up by hand; one that waited for its moment
+        is over when that has come. Raises LedgerError."""
         for entry in self.book.open():
             if entry.state is not FaultState.ACTIVE:
                 continue
@@ -249,7 +250,8 @@ class Injector:
             look = self._reverter.probe(entry)
             sentence = look.sentence if look.in_force else f"not in force any more, by somebody else: {look.sentence}"
             if look.spent:
-                sentence = look.sentence
+                self.revert_now(entry, f"it has happened: {look.sentence}", tries=1)
+                continue
             if resting:
                 sentence = f"comes and goes, in a pause now: {look.sentence}"
             if look.in_force is None:

@@ -35,6 +35,7 @@ class Interrupt:
 
     def __init__(self, *, whole_process: bool) -> None:
         self.set = False
+        self.by = "Ctrl-C"  # or the name of another signal
         self.over = False
         self._whole_process = whole_process
 
@@ -58,8 +59,9 @@ def deferred(on_first: str, agents: Agents) -> Iterator[Interrupt]:
     loop = asyncio.get_running_loop()
     interrupt = Interrupt(whole_process=agents.world.whole_process)
 
-    def note() -> None:
+    def note(number: signal.Signals) -> None:
         if not interrupt.set:
+            interrupt.by = "Ctrl-C" if number == signal.SIGINT else number.name
             agents.world.say(on_first)
         interrupt.set = True
 
@@ -68,7 +70,7 @@ def deferred(on_first: str, agents: Agents) -> Iterator[Interrupt]:
         if signal.getsignal(number) is signal.SIG_IGN:
             continue  # nohup, or a shell's background job: to be ignored as before
         try:
-            loop.add_signal_handler(number, note)
+            loop.add_signal_handler(number, note, number)
             taken.append(number)
         except (ValueError, RuntimeError, NotImplementedError):  # not the main thread, or not Unix
             break

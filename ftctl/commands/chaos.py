@@ -199,7 +199,9 @@ def run(
     variables: Vars = None,
     tags: Tags = None,
     seed: Seed = 0,
-    repeat: Annotated[int, typer.Option("--repeat", help="Instead of the playbook's own number; 0: its own.")] = 0,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=0, help="Instead of the playbook's own number; 0: its own.")
+    ] = 0,
     junit: Junit = None,
     html: Html = None,
     markdown: Markdown = None,
@@ -212,27 +214,39 @@ def run(
 
     Clean-up is always made, also after Ctrl-C; if this process is killed, the agents take its faults back themselves.
     """
+    from ftctl.app import report as complain
     from ftctl.client.cluster import Cluster
     from ftctl.config import output_only
-    from ftctl.errors import UsageProblem
+    from ftctl.errors import CliError
+    from ftctl.exit_codes import most_urgent
     from ftctl.lab.progress import progress
     from ftctl.playbook import conduct
+    from ftctl.playbook.verdict import Finished
     from ftctl.render import runs
+    from ftctl.report.files import Files
 
     world = current()
     books = [_repeated(book, repeat) for book in _books(paths, variables, tags)]
-    for path in (junit, html, markdown):
-        if path is not None and not (world.cwd / path.expanduser()).parent.is_dir():
-            raise UsageProblem(str(path), "its directory is not there")
+    files = Files(junit, html, markdown)
+    files.check(world)
     place = world.cwd / out.expanduser() if out is not None else None
+    finished: list[Finished] = []  # what ends the others, a lab that does not go, must not lose these
+    trouble: list[CliError] = []
     with progress(world, "reading playbooks") as talk:
-        if own_lab:
-            finished = conduct.in_labs(world, books, place, seed, talk)
-        else:
-            finished = conduct.on_cluster(Cluster(world, flags), books, place, seed, talk)
-    _reports([run.directory for run in finished], junit, html, markdown)
+        try:
+            if own_lab:
+                conduct.in_labs(world, books, place, seed, talk, finished=finished)
+            else:
+                conduct.on_cluster(Cluster(world, flags), books, place, seed, talk, finished=finished)
+        except CliError as error:
+            if not finished:
+                raise
+            trouble.append(error)
     runs.show(world, output_only(world, flags.output), finished)
-    return conduct.overall(finished)
+    trouble += files.write(world, [run.directory for run in finished])
+    for problem in trouble:
+        complain(world, problem)
+    return most_urgent([conduct.overall(finished), *(problem.code for problem in trouble)])
 
 
 def _repeated(book: Loaded, repeat: int) -> Loaded:
@@ -264,14 +278,17 @@ def report(
 ) -> ExitCode:
     """Make reports of runs from their journals, also of one whose controller died. Without an option: Markdown."""
     from ftctl.report import markdown as as_markdown
+    from ftctl.report.files import Files
     from ftctl.report.reading import read_run
 
+    files = Files(junit, html, markdown)
+    files.check(current())
     directories = [current().cwd / path.expanduser() for path in runs]
     found = [read_run(directory) for directory in directories]
-    if junit is None and html is None and markdown is None:
+    if files == Files():
         current().out(as_markdown.render(found))
-    else:
-        _reports(directories, junit, html, markdown)
+    for error in files.write(current(), directories):
+        raise error
     return ExitCode.OK if all(run.passed for run in found) else ExitCode.FAILED
 
 
@@ -280,7 +297,8 @@ def compare(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="Directory of an earlier run, or of several.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="Directory of a later run, or of several.")],
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="A value may grow by this share of itself before it is a regression.")
+        float,
+        typer.Option("--tolerance", min=0.0, help="A value may grow by this share before it is a regression."),
     ] = 0.25,
     output: OutputOption = None,
 ) -> ExitCode:
@@ -302,32 +320,3 @@ def compare(
         heads = ("playbook", "measure", "before", "after", "change", "judgement")
         tables.show(world.console(), tables.table("", heads, shown))
     return ExitCode.FAILED if any(row.judgement == "worse" for row in rows) else ExitCode.OK
-
-
-def _reports(directories: Sequence[Path], junit: Path | None, html: Path | None, markdown: Path | None) -> None:
-    """Raises CliError when a file cannot be written."""
-    from ftctl.errors import CliError
-    from ftctl.report import junit as as_junit
-    from ftctl.report import markdown as as_markdown
-    from ftctl.report.reading import read_run
-
-    wanted = [path for path in (junit, html, markdown) if path is not None]
-    if not wanted:
-        return
-    runs = [read_run(directory) for directory in directories]
-    texts: list[tuple[Path, str]] = []
-    if junit is not None:
-        texts.append((junit, as_junit.render(runs)))
-    if markdown is not None:
-        texts.append((markdown, as_markdown.render(runs)))
-    if html is not None:
-        from ftctl.report import html as as_html
-
-        texts.append((html, as_html.render(runs)))
-    world = current()
-    for path, text in texts:
-        try:
-            (world.cwd / path.expanduser()).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise CliError(str(path), error.strerror or str(error)) from None
-        world.say(f"written: {path}")

@@ -56,10 +56,9 @@ def runs_dir() -> Path:
 
 
 def on_cluster(
-    cluster: Cluster, books: Sequence[Loaded], out: Path | None, seed: int, talk: Progress
-) -> list[Finished]:
-    """Raises CliError when nothing could be begun."""
-    finished: list[Finished] = []
+    cluster: Cluster, books: Sequence[Loaded], out: Path | None, seed: int, talk: Progress, *, finished: list[Finished]
+) -> None:
+    """Each run is in `finished` when it is over. Raises CliError when nothing could be begun."""
     stage = Stage(cluster.world, out, seed, cluster.inventory.environment, talk)
     with _alone(cluster.inventory.job):
         for book in books:
@@ -71,13 +70,13 @@ def on_cluster(
             talk.done(f"{book.name}: {finished[-1].word}")
             if finished[-1].code in (ExitCode.INTERRUPTED, ExitCode.IN_FORCE):
                 break
-    return finished
 
 
-def in_labs(world: World, books: Sequence[Loaded], out: Path | None, seed: int, talk: Progress) -> list[Finished]:
-    """Playbooks of the same lab share one, as long as all goes well in it, and so run one after the other. The labs go
-    when this process does."""
-    finished: list[Finished] = []
+def in_labs(
+    world: World, books: Sequence[Loaded], out: Path | None, seed: int, talk: Progress, *, finished: list[Finished]
+) -> None:
+    """Playbooks of the same lab share one (`_same`), as long as all goes well in it, and so run one after the other;
+    each is in `finished` when it is over. The labs go when this process does. Raises CliError."""
     lab: Lab | None = None
     options: LabOptions | None = None
     without = 0
@@ -126,7 +125,6 @@ def in_labs(world: World, books: Sequence[Loaded], out: Path | None, seed: int, 
                     lab = None
     finally:
         _remove(lab)
-    return finished
 
 
 def lab_options(playbook: Playbook, name: str) -> LabOptions:
@@ -142,7 +140,8 @@ def by_lab(books: Sequence[Loaded]) -> list[Loaded]:
 
 
 def _same(one: LabOptions, other: LabOptions) -> bool:
-    return {**_fields(one), "name": ""} == {**_fields(other), "name": ""}
+    """A lab whose agents act by a policy is nobody else's: they remember what they did, and stop after so many acts."""
+    return not other.policy and {**_fields(one), "name": ""} == {**_fields(other), "name": ""}
 
 
 def _fields(options: LabOptions) -> dict[str, object]:

@@ -102,7 +102,7 @@ async def play(
             await asyncio.wait((look, broken), return_when=asyncio.FIRST_COMPLETED)
             if not look.done():
                 look.cancel()
-                result.ended = Ended("interrupted", "Ctrl-C, before anything was injected")
+                result.ended = Ended("interrupted", f"{interrupt.by}, before anything was injected")
                 return result
             if finding := look.result():
                 result.ended = Ended("no-steady-state", finding, "ftctl status")
@@ -125,8 +125,8 @@ async def play(
             with suppress(JournalError):
                 for event in new[-MAX_EVENTS:]:
                     journal.write("event", event=event.model_dump(mode="json", exclude={"evidence"}))
-        if interrupt.set and result.ended.how != "interrupted":
-            result.ended = Ended("interrupted", "Ctrl-C")
+        if interrupt.set and not (result.ended.how == "interrupted" and result.ended.reason):
+            result.ended = Ended("interrupted", interrupt.by)
         if result.leftovers:
             result.ended = Ended("in-force", str(result.leftovers[0]), result.leftovers[0].hint)
     return result
@@ -155,7 +155,7 @@ async def _first_end(
         if isinstance(outcome, JournalError):
             raise outcome
     if broken in done:
-        return Ended("interrupted", "Ctrl-C")
+        return Ended("interrupted")
     if watch in done:
         outcome = settled[1]
         return outcome if isinstance(outcome, Ended) else _why(outcome)

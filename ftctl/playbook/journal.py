@@ -92,6 +92,8 @@ def read(path: Path) -> list[Record]:
     """The records of a run; its directory or its journal.jsonl. Raises UsageProblem."""
     file = path / "journal.jsonl" if path.is_dir() else path
     try:
+        if file.exists() and not file.is_file():
+            raise UsageProblem(str(file), "no journal of a run", "ftctl chaos list --runs")
         with file.open("rb") as stream:
             lines = stream.readlines(256 * MAX_LINE)
     except OSError as error:

@@ -17,7 +17,7 @@ from statistics import median
 KEPT = 40  # samples: some ten seconds
 # What two idle cores need beyond the pace for three replicas (240 to 260 ms for 200) is no slowness.
 USUAL = 1.5
-MOST = 20.0  # a machine that is slower than that tells nothing
+MOST = 6.0  # a machine that is slower than that tells nothing, and time-outs are to end some day
 
 
 class Pace:

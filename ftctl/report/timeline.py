@@ -127,7 +127,7 @@ def _contributors(samples: Samples, x: Scale, last: float) -> list[str]:
 
 def _speed(samples: Samples, window_s: float = 1.5) -> list[tuple[float, float]]:
     """Steps a second, over a window that slides."""
-    steps = [(t, int(str(s["step"]))) for t, s in samples if s.get("step") is not None]
+    steps = _without_dips([(t, int(str(s["step"]))) for t, s in samples if s.get("step") is not None])
     found, begin = [], 0
     for index in range(1, len(steps)):
         while begin < index - 1 and steps[index][0] - steps[begin + 1][0] >= window_s:
@@ -135,6 +135,17 @@ def _speed(samples: Samples, window_s: float = 1.5) -> list[tuple[float, float]]
         seconds = steps[index][0] - steps[begin][0]
         if seconds >= window_s / 2:  # over less it is whether one step fell into it
             found.append((steps[index][0], max(0, steps[index][1] - steps[begin][1]) / seconds))
+    return found
+
+
+def _without_dips(steps: Sequence[tuple[float, int]], short_s: float = 5.0) -> list[tuple[float, int]]:
+    """A coordinator that has just begun again does not know the step yet; what it then says is no step of the job's."""
+    found: list[tuple[float, int]] = []
+    for index, (at, step) in enumerate(steps):
+        back = found and step < found[-1][1]
+        if back and any(later >= found[-1][1] for when, later in steps[index + 1 :] if when - at <= short_s):
+            continue
+        found.append((at, step))
     return found
 
 

@@ -14,15 +14,19 @@ from agent_network import needs_root, settled
 from fake_links import FakeClock, FakeLinks
 
 from agents.api.faultspecs import SPECS, TARGETS
+from agents.api.words import FaultState
 from agents.faults.catalog import CATALOG, AnyFault, read_undo
 from agents.faults.contract import Params, Refusal, Target
 from agents.host.errors import HostError
-from agents.host.gpus import NodeGpus, Seen
+from agents.host.gpus import Gpus, NodeGpus, NoGpus, Seen
 from agents.host.machine import Machine
 from agents.host.processes import start_time_of, state_of
 from agents.host.simgpus import SimulatedGpus
 from agents.host.workers import Armed, NoWorkers, Worker
-from agents.injection.guard import check_params
+from agents.injection.guard import Limits, check_params
+from agents.injection.injector import Injection, Injector
+from agents.injection.ledger import Ledger
+from agents.injection.problems import FaultProblem
 from ftar_core.wire.agentlink import ArmBreakpoints
 
 UNSEEN = {"state-corrupt", "agent-kill"}  # nothing outside of the process shows it (yet)
@@ -83,7 +87,7 @@ def world(
     """A rail with addresses and routes of many kinds; on the kernel only for faults that touch the network."""
     if request.param == "memory":
         able = {"workers": workers, "coordinator": coordinator_of(workers), "end_agent": ends}
-        yield dataclasses.replace(machine, **able, gpus=simulated(tmp_path / "gpus"))
+        yield dataclasses.replace(machine, **able, gpus=gpus_for(fault, tmp_path))
         return
     from agent_network import Namespace, add_rail, add_routes
     from pyroute2 import IPRoute
@@ -102,7 +106,7 @@ def world(
                 rails=("rail0",),
                 coordinator=coordinator_of(workers),
                 end_agent=ends,
-                gpus=simulated(tmp_path / "gpus"),
+                gpus=gpus_for(fault, tmp_path),
             )
             after = everything() if networked else []
             assert after == before, "addresses, routes, queues or packet rules differ from before"
@@ -120,8 +124,11 @@ def coordinator_of(workers: Standing) -> Callable[[], Worker]:
     return lambda: msgspec.structs.replace(workers.all()[0], replica="coordinator", rank=-1)
 
 
-def simulated(folder: Path) -> NodeGpus:
-    return NodeGpus(Seen, lambda gpu, code: None, SimulatedGpus.create(folder, "node1", 2))
+def gpus_for(fault: AnyFault, folder: Path) -> Gpus:
+    """Simulated ones for faults on GPUs; others must not ask for any, and run where the simulation was not built."""
+    if fault.target != "gpu":
+        return NoGpus()
+    return NodeGpus(Seen, lambda gpu, code: None, SimulatedGpus.create(folder / "gpus", "node1", 2))
 
 
 def ends(after_s: float) -> None:
@@ -211,6 +218,38 @@ def test_undoing_twice_or_without_a_fault_does_no_harm(world: Machine, fault: An
     fault.undo(world, undo)
     fault.undo(world, undo)
     assert over(world, fault, undo)
+
+
+def test_what_waited_for_its_moment_is_over_when_that_has_come(
+    machine: Machine, workers: Standing, ledger_directory: Path
+) -> None:
+    able = dataclasses.replace(machine, workers=workers)
+    events: list[str] = []
+    injector = Injector(
+        Ledger(ledger_directory),
+        able,
+        Limits("node1", (), "mgmt0", max_faults=9, max_duration_s=900),
+        lambda kind, _thing, _reason: events.append(kind),
+    )
+    injector.start()
+    wish = Injection(
+        "replica-crash-at", "ann", 60.0, replica="r1", params={"point": "reduced"}, allow_last_replica=True
+    )
+    entry = injector.inject(wish)
+    injector.look()
+    assert injector.open_faults(), "nobody has come there yet"
+    with pytest.raises(FaultProblem, match="is on r1 already"):
+        injector.inject(wish)
+    for worker in workers.all():
+        workers.waiting[worker] = 0  # it has been there
+    injector.look()
+    assert not injector.open_faults()
+    found = injector.find(entry.id)
+    assert found is not None
+    assert "it has happened" in found.detail
+    assert events == ["fault.active", "fault.reverted"]
+    assert injector.inject(wish).state is FaultState.ACTIVE, "and the next one may come"
+    injector.close()
 
 
 def test_looking_and_planning_change_nothing(world: Machine, fault: AnyFault) -> None:

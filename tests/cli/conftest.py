@@ -93,3 +93,29 @@ def ftctl(world: World, cluster: FakeCluster) -> Run:
         return Result(code, world.stdout.getvalue(), world.stderr.getvalue())
 
     return run
+
+
+BOOK = """\
+version: 1
+name: unplug
+description: A rail goes down.
+tags: [quick]
+environments: [staging]
+steady_state:
+  - {expect: replicas.contributing == 3}
+method:
+  - {inject: link-down, name: cable, target: {replica: r1, rail: active}, duration: 30s}
+  - {wait: faults.active == 1, timeout: 2s}
+"""
+AFTER = "  - {revert: cable}\n"
+
+
+@pytest.fixture
+def book(cluster: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FTCTL_STATE_DIR", str(folder / "state"))
+    text = cluster.inventory.read_text()
+    cluster.inventory.write_text(text + "environment: staging\n")
+    path = folder / "books" / "unplug.yaml"
+    path.parent.mkdir()
+    path.write_text(BOOK + AFTER)
+    return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import threading
@@ -17,33 +16,8 @@ from agents.api import models as m
 from agents.api.halt import HaltView
 from ftctl.playbook.journal import read
 
-from .conftest import Run
+from .conftest import AFTER, BOOK, Run
 from .fake_agent import FakeCluster, event, refuse
-
-BOOK = """\
-version: 1
-name: unplug
-description: A rail goes down.
-tags: [quick]
-environments: [staging]
-steady_state:
-  - {expect: replicas.contributing == 3}
-method:
-  - {inject: link-down, name: cable, target: {replica: r1, rail: active}, duration: 30s}
-  - {wait: faults.active == 1, timeout: 2s}
-"""
-AFTER = "  - {revert: cable}\n"
-
-
-@pytest.fixture
-def book(cluster: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FTCTL_STATE_DIR", str(folder / "state"))
-    text = cluster.inventory.read_text()
-    cluster.inventory.write_text(text + "environment: staging\n")
-    path = folder / "books" / "unplug.yaml"
-    path.parent.mkdir()
-    path.write_text(BOOK + AFTER)
-    return path
 
 
 def open_faults(cluster: FakeCluster) -> list[str]:
@@ -244,61 +218,6 @@ def test_two_controllers_of_one_user_do_not_meet(ftctl: Run, cluster: FakeCluste
         result = ftctl("chaos", "run", str(book))
     assert result.code == 7
     assert "another `ftctl chaos run`" in result.err
-
-
-def test_reports_of_a_run_whose_controller_died(ftctl: Run, bare: Run, book: Path, folder: Path) -> None:
-    assert ftctl("chaos", "run", str(book)).code == 0
-    (directory,) = (folder / "state" / "chaos").glob("*-unplug*")
-    journal = directory / "journal.jsonl"
-    lines = journal.read_text().splitlines()[:-1]
-    journal.write_text("\n".join(lines) + '\n{"kind": "verd')
-    result = bare("chaos", "report", str(directory))
-    assert result.code == 1
-    assert "cut off" in result.out
-    assert bare("chaos", "report", str(directory), "--html", str(folder / "r.html")).code == 1
-    page = (folder / "r.html").read_text()
-    assert "the controller died before the end" in page
-    assert "src=" not in page, "nothing is loaded from anywhere"
-
-
-def test_a_regression_is_found_and_a_slow_machine_is_not_taken_for_one(
-    ftctl: Run, bare: Run, book: Path, folder: Path
-) -> None:
-    assert ftctl("chaos", "run", str(book)).code == 0
-    (old,) = (folder / "state" / "chaos").glob("*-unplug*")
-
-    def with_cost(name: str, stall_ms: float, step_ms: float) -> str:
-        directory = folder / name
-        directory.mkdir()
-        cost = {"kind": "measured", "time": 0, "mono": 0, "incident": 0, "what": "x", "aim": "", "stall_ms": stall_ms}
-        sample = {"kind": "sample", "time": 0, "mono": 0, "step_ms": step_ms}
-        text = (old / "journal.jsonl").read_text()
-        kept = [line for line in text.splitlines() if '"measured"' not in line and '"sample"' not in line]
-        (directory / "journal.jsonl").write_text("\n".join([*kept, json.dumps(cost), json.dumps(sample)]) + "\n")
-        return str(directory)
-
-    before, worse, slow = with_cost("a", 100, 200), with_cost("b", 400, 205), with_cost("c", 190, 400)
-    result = bare("chaos", "compare", before, worse, "-o", "json")
-    assert result.code == 1
-    assert {row["measure"]: row["judgement"] for row in result.json()["rows"]}["stall_ms p50"] == "worse"
-    result = bare("chaos", "compare", before, slow, "-o", "json")
-    assert result.code == 0
-    judged = {row["measure"]: row["judgement"] for row in result.json()["rows"]}
-    assert judged["step_ms"] == judged["stall_ms max"] == "machine slower"
-    assert bare("chaos", "compare", before, with_cost("d", 900, 400)).code == 1, "by more than the machine"
-    assert bare("chaos", "compare", before, before).code == 0
-
-
-def test_lists_and_schema(bare: Run, book: Path, folder: Path) -> None:
-    assert "A rail goes down." in bare("chaos", "list", str(book.parent)).out
-    assert bare("chaos", "list", str(book.parent), "--tag", "slow").code == 2
-    schema = json.loads(bare("chaos", "schema").out)
-    assert schema["additionalProperties"] is False
-    assert {"inject", "drain", "storm"} <= {key for d in schema["$defs"].values() for key in d.get("properties", {})}
-    assert bare("chaos", "validate", str(book)).code == 0
-    book.write_text("version: 1\n")
-    assert bare("chaos", "validate", str(book)).code == 2
-    assert bare("chaos", "init", str(book)).code == 2, "nothing is overwritten"
 
 
 def test_a_metric_is_a_fact_like_any_other(ftctl: Run, cluster: FakeCluster, book: Path) -> None:

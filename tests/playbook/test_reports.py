@@ -16,7 +16,7 @@ import pytest
 from ftctl.playbook.journal import Journal
 from ftctl.report import html, junit, markdown
 from ftctl.report.reading import Run, read_run
-from ftctl.report.timeline import Span, _lanes, svg
+from ftctl.report.timeline import Span, _lanes, _speed, svg
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -139,6 +139,13 @@ def test_a_timeline_shows_the_incident_where_it_was(tmp_path: Path) -> None:
     away = [e for e in root.iter() if e.tag.endswith("g") and any(str(t.text).startswith("r1 evicted") for t in e)]
     assert len(away) == 1, "what became of each replica"
     assert float(away[0][1].get("x") or 0) == pytest.approx(x, abs=1)
+
+
+def test_a_coordinator_that_begins_again_makes_no_spike() -> None:
+    samples = [(float(t), {"step": 0 if t == 7 else 5 * t}) for t in range(20)]
+    assert all(speed == pytest.approx(5.0) for _, speed in _speed(samples))
+    back = [(float(t), {"step": 5 * t if t < 10 else 5 * (t - 8)}) for t in range(30)]
+    assert min(speed for _, speed in _speed(back)) == 0, "a job that went back is shown as it was"
 
 
 def test_labels_lie_on_no_other_and_within_the_picture() -> None:

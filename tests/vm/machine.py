@@ -34,7 +34,7 @@ export PATH=/real:/bin:/sbin HOME=/tmp PYTHONPATH=/work:/packages PYTHONDONTWRIT
 for module in {" ".join(MODULES)}; do modprobe $module || echo "no module $module"; done
 ip link set lo up
 cd /work
-"$(cat /python)" -m pytest -p no:cacheprovider -c /dev/null --rootdir /work -rA $(cat /tests) 2>&1
+"$(cat /python)" -m pytest -p no:cacheprovider -c /dev/null -o markers=root --rootdir /work -rA $(cat /tests) 2>&1
 echo "{END} $?"
 poweroff -f
 """

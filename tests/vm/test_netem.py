@@ -11,7 +11,7 @@ import pytest
 from .machine import CHECKOUT, END, build, lacking, run
 
 KERNEL = Path(os.environ.get("VM_KERNEL", CHECKOUT / "build/vm/kernel"))
-TIMEOUT_S = 900
+TIMEOUT_S = 1800  # liveness only: without KVM, and beside other work, minutes
 CONTRACT = [
     "test_a_fault_is_seen_while_in_force_and_not_seen_after_its_undo",
     "test_undoing_twice_or_without_a_fault_does_no_harm",
