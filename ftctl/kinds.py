@@ -47,6 +47,20 @@ OverrideOption = Annotated[
         help=f"A limit of the blast radius not to hold to ({', '.join(RULES)}); takes a --reason. May be repeated.",
     ),
 ]
+
+
+class OnPartial(str, Enum):
+    REVERT = "revert"
+    KEEP = "keep"
+
+
+OnPartialOption = Annotated[
+    OnPartial,
+    typer.Option(
+        "--on-partial",
+        help="When some nodes have the fault and others refuse it: take it back there, or keep and name it.",
+    ),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Let the agents make all checks, and inject nothing.")]
 ParamOption = Annotated[
     list[str] | None,
@@ -73,6 +87,7 @@ class Wish:
     duration: str | None = None
     reason: str = ""
     override: tuple[str, ...] = ()
+    on_partial: OnPartial = OnPartial.REVERT
     dry_run: bool = False
     params: dict[str, ParamValue] = field(default_factory=dict)
     raw: tuple[str, ...] = ()
@@ -111,6 +126,7 @@ def command_of_unknown(kind: str, act: Callable[[Any, str, Wish], Any]) -> Calla
         "duration": (DurationOption, "60s"),
         "reason": (ReasonOption, ""),
         "override": (OverrideOption, None),
+        "on_partial": (OnPartialOption, OnPartial.REVERT),
         "dry_run": (DryRunOption, False),
         "allow_last_rail": (AllowLastRailOption, False),
         "allow_last_replica": (AllowLastReplicaOption, False),
@@ -151,6 +167,7 @@ def _common_options(spec: Spec) -> Options:
         **duration,
         "reason": (ReasonOption, ""),
         "override": (OverrideOption, None),
+        "on_partial": (OnPartialOption, OnPartial.REVERT),
         "dry_run": (DryRunOption, False),
     }
 

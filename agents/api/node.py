@@ -231,6 +231,7 @@ class ProblemView(Answer):
     object: str
     reason: str
     action: str = ""
+    in_force: bool = False  # a fault may be in force that the agent cannot take back
 
 
 class NodeView(Answer):

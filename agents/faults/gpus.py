@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from abc import abstractmethod
 from pathlib import Path
 
@@ -65,11 +67,24 @@ def in_force(undo: StateUndo) -> bool:
 
 
 def by_hand(undo: StateUndo) -> list[str]:
-    lines = [f"{key}={value}" for key, value in undo.old.items() if value is not None]
-    gone = [key for key, value in undo.old.items() if value is None]
-    words = [f"set {', '.join(lines)}"] if lines else []
-    words += [f"remove {', '.join(gone)}"] if gone else []
-    return [f"# in {undo.state}: {'; '.join(words)}"]
+    edits = []
+    for key, value in undo.old.items():
+        name = key.replace(".", r"\.")
+        edits.append(f"/^{name}=/d" if value is None else f"s|^{name}=.*|{key}={_literal(value)}|")
+    if not undo.values:
+        return ["# nothing: nothing was changed"]
+    file = shlex.quote(undo.state)
+    missing = [
+        f"echo {shlex.quote(f'{key}={value}')} >> {file}"
+        for key, value in undo.old.items()
+        if value and not undo.values[key]
+    ]
+    return [*(f"sed -i {shlex.quote(edit)} {file}" for edit in edits), *missing]
+
+
+def _literal(value: str) -> str:
+    """In the place of sed's replacement."""
+    return re.sub(r"([\\&|])", r"\\\1", value)
 
 
 class StateFault(Fault[StateUndo]):

@@ -142,11 +142,12 @@ class LinkDown(Fault[LinkDownUndo]):
         return Probe(not nic.up, f"{nic.name} is {'up' if nic.up else 'down'}")
 
     def by_hand(self, undo: LinkDownUndo) -> list[str]:
+        slots = [r.slot for r in undo.routes]
         return [
             f"ip link set {undo.nic} up",
             *(a.command(undo.nic) for a in undo.addresses),
             *(n.command(undo.nic) for n in undo.neighbours),
-            *(r.command(undo.nic, undo.index) for r in _gateways_last(undo.routes)),
+            *(r.command(undo.nic, undo.index, append=slots.count(r.slot) > 1) for r in _gateways_last(undo.routes)),
         ]
 
 

@@ -80,7 +80,10 @@ class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def command(self, device: str) -> str:
         peer = f" peer {self.peer}" if self.peer else ""
         extra = " noprefixroute" if self.flags & IFA_F_NOPREFIXROUTE else ""
-        return f"ip {family_word(self.family)}address add {self.address}{peer}/{self.prefix} dev {device}{extra}"
+        extra += " nodad" if self.flags & IFA_F_NODAD else ""
+        for name, seconds in (("valid_lft", self.valid_s), ("preferred_lft", self.preferred_s)):
+            extra += f" {name} {seconds}" if seconds != FOREVER_S else ""
+        return f"ip {family_word(self.family)}address replace {self.address}{peer}/{self.prefix} dev {device}{extra}"
 
     def restorable(self, passed_s: float, *, skip_dad: bool) -> bytes | None:
         """The RTM_NEWADDR body that puts the address back; None if its lifetime is over.
@@ -156,9 +159,10 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         metric = f" metric {self.priority}" if self.priority else ""
         return f"{ROUTE_TYPES.get(self.type, '')}{where}{via}{table}{metric}"
 
-    def command(self, device: str, index: int = 0) -> str:
-        """As one would type it. Next hops over other devices are named by their index, which `ip link` lists."""
-        words = [f"ip {family_word(self.family)}route add {self.text}"]
+    def command(self, device: str, index: int = 0, *, append: bool = False) -> str:
+        """As one would type it. Next hops over other devices are named by their index, which `ip link` lists. `append`:
+        beside others of the same destination and metric, which `add` would not take."""
+        words = [f"ip {family_word(self.family)}route {'append' if append else 'add'} {self.text}"]
         found = attr_map(self.message, RTMSG.size)
         if RTA_MULTIPATH in found:
             words += [_hop_words(self.family, hop, device, index) for hop in _nexthops(found[RTA_MULTIPATH])]
@@ -270,7 +274,7 @@ class Neighbour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.family, self.address)
 
     def command(self, device: str) -> str:
-        return f"ip {family_word(self.family)}neighbour add {self.text} dev {device} nud permanent"
+        return f"ip {family_word(self.family)}neighbour replace {self.text} dev {device} nud permanent"
 
     def restorable(self) -> bytes:
         kept = (NDA_DST, NDA_LLADDR)

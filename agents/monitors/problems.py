@@ -29,6 +29,7 @@ def of_ledger(node: str, damaged: tuple[Damaged, ...]) -> list[ProblemView]:
             object=node,
             reason=f"ledger entry {one.path} cannot be read ({one.reason}): a fault may be in force",
             action=f"look at it, undo it by hand, then rm {one.path}",
+            in_force=True,
         )
         for one in damaged
     ]

@@ -85,12 +85,23 @@ def deferred(on_first: str, agents: Agents) -> Iterator[Interrupt]:
 
 @dataclass
 class Outcome:
-    """What became of the requests, by node. `faults` are in force; `errors` surely not, unless named in `unknown`."""
+    """What became of the requests, by node. `faults` are in force; `errors` surely not, unless named in `unknown`.
+    `taken_back`: were in force, until it was seen that not all could be; `stuck`: why one of those may still be."""
 
     faults: dict[str, FaultView] = field(default_factory=dict)
     errors: dict[str, CliError] = field(default_factory=dict)
     unknown: dict[str, InjectRequest] = field(default_factory=dict)
     dry_run: bool = False
+    taken_back: dict[str, FaultView] = field(default_factory=dict)
+    stuck: list[CliError] = field(default_factory=list)
+
+    @property
+    def word(self) -> str:
+        """all, none, partial (some nodes surely have it and others surely not), unknown (of some nobody can tell)."""
+        if self.unknown:
+            return "unknown"
+        made = bool(self.faults or self.taken_back)
+        return "partial" if made and self.errors else "all" if made else "none"
 
     def troubled(self) -> list[FaultView]:
         """Faults that are neither a dry run's nor simply active or done: stuck, or between two states for too long."""
@@ -101,6 +112,8 @@ class Outcome:
         codes = [error.code for error in self.errors.values()]
         codes += [ExitCode.IN_FORCE] * len(self.unknown)
         codes += [ExitCode.IN_FORCE] * len(self.troubled())
+        codes += [error.code for error in self.stuck]
+        codes += [ExitCode.PARTIAL] * (self.word == "partial" and not self.dry_run)
         return most_urgent(codes)
 
 
@@ -197,6 +210,20 @@ async def take_back(agents: Agents, outcome: Outcome) -> list[CliError]:
     await asyncio.gather(*(undo(node, fault) for node, fault in outcome.faults.items()))
     failures += [in_doubt(node, request) for node, request in outcome.unknown.items()]
     return failures
+
+
+async def withdraw(agents: Agents, outcome: Outcome) -> None:
+    """Not all of it could be made: take back what was. What cannot be taken back stays named in `faults`."""
+
+    async def undo(node: str, fault: FaultView) -> None:
+        error = await _revert_surely(await agents.client(node), fault)
+        if error is not None:
+            outcome.stuck.append(error)
+        else:
+            outcome.taken_back[node] = outcome.faults.pop(node)
+
+    made = [(node, fault) for node, fault in outcome.faults.items() if not fault.irreversible]
+    await asyncio.gather(*(undo(node, fault) for node, fault in made))
 
 
 async def _revert_surely(client: AgentClient, fault: FaultView) -> CliError | None:

@@ -79,8 +79,11 @@ def find(snapshot: Snapshot) -> list[Problem]:
     spoken_of = {problem.object for problem in every}
     for view in snapshot.views():
         for found in view.problems:
-            if found.object not in spoken_of and f"{view.name}/{found.object}" not in spoken_of:
-                every.append(Problem(found.object, found.reason, found.action, Urgency.HARDWARE))
+            if found.in_force or (found.object not in spoken_of and f"{view.name}/{found.object}" not in spoken_of):
+                how = (
+                    (Urgency.STUCK_FAULT, ExitCode.IN_FORCE) if found.in_force else (Urgency.HARDWARE, ExitCode.FAILED)
+                )
+                every.append(Problem(found.object, found.reason, found.action, *how))
     first: dict[str, Problem] = {}
     for problem in sorted(every, key=lambda problem: problem.urgency):
         first.setdefault(problem.object, problem)

@@ -16,11 +16,11 @@ import typer.main
 from agents.api.faultspecs import NOT_OFFERED, SPECS, Param, ParamValue, Spec
 from ftctl.context import current
 from ftctl.exit_codes import ExitCode
-from ftctl.kinds import Wish, command_of, command_of_unknown, described
+from ftctl.kinds import OnPartial, Wish, command_of, command_of_unknown, described
 from ftctl.options import plain_app, with_cluster, with_flags
 
 if TYPE_CHECKING:
-    from agents.api.models import FaultSpec, FaultView, NodeView
+    from agents.api.models import FaultSpec, NodeView
     from ftctl.client.cluster import Agents, Cluster
     from ftctl.client.injection import Outcome
     from ftctl.config import Flags
@@ -121,6 +121,7 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
     from ftctl.client import injection
     from ftctl.client.aiming import with_addresses, with_fleet
     from ftctl.errors import UsageProblem
+    from ftctl.render.injection import show
 
     try:
         duration_s = None if wish.duration is None else durations.parse(wish.duration)
@@ -159,8 +160,12 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
             }
             requests = await with_fleet(agents, requests)
             outcome = await injection.inject(agents, requests)
+            partial = outcome.word == "partial" and not wish.dry_run and not interrupt.set
+            if partial and wish.on_partial is OnPartial.REVERT:
+                cluster.world.say("not all nodes have it: taking it back where it is ...")
+                await injection.withdraw(agents, outcome)
             if not interrupt.set:
-                _show(cluster, outcome, wish.dry_run)
+                show(cluster, outcome)
             if await interrupt.closed() and not wish.dry_run:
                 return await _undo(agents, outcome)
         return outcome.code()
@@ -278,47 +283,6 @@ async def _undo(agents: Agents, outcome: Outcome) -> ExitCode:
     left = f"{done} happened and cannot be taken back" if done else "nothing is left"
     agents.world.say(f"interrupted: {count} reverted, {left}" if count or done else "interrupted: nothing was injected")
     return ExitCode.INTERRUPTED
-
-
-def _show(cluster: Cluster, outcome: Outcome, dry_run: bool) -> None:
-    from ftctl.app import report
-    from ftctl.client.injection import in_doubt, still_there
-    from ftctl.render import document, tables
-    from ftctl.render.status import fault_table
-
-    world = cluster.world
-    faults = list(outcome.faults.values())
-    doubts = [in_doubt(node, request) for node, request in outcome.unknown.items()]
-    doubts += [still_there(fault) for fault in outcome.troubled()]
-    errors = [error for node, error in outcome.errors.items() if node not in outcome.unknown] + doubts
-    if cluster.output.for_machines:
-        whole: document.Document = {
-            "schema": document.SCHEMA,
-            "dry_run": dry_run,
-            "faults": [document.fault(f) for f in faults],
-            "errors": [str(error) for error in errors],
-        }
-        document.emit(world, cluster.output, whole)
-    elif faults and not dry_run:
-        tables.show(world.console(), fault_table(faults))
-    if dry_run:
-        for fault in faults:
-            world.say(_would(fault))
-    elif to_revert := [fault.id for fault in faults if not fault.state.over]:
-        world.say(f"take it back earlier with: ftctl revert {' '.join(to_revert)}")
-    for fault in faults:
-        if fault.warning:
-            world.say(f"warning: {fault.target}: {fault.warning}")
-    for error in errors:
-        report(world, error)
-
-
-def _would(fault: FaultView) -> str:
-    from ftctl.durations import show
-
-    undo = f"; undo: {'; '.join(fault.undo)}" if fault.undo else ""
-    time = " (it cannot be taken back)" if fault.irreversible else f" for {show(fault.duration_s)}{undo}"
-    return f"dry run: {fault.kind} on {fault.target} would be injected{time}"
 
 
 def _list_kinds(flags: Flags) -> ExitCode:

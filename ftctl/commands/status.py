@@ -69,11 +69,11 @@ def _print(cluster: Cluster, snapshot: Snapshot, only: Only, every: bool) -> Non
 
 def _document(snapshot: Snapshot, only: Only) -> Document:
     from ftctl.client.problems import find
-    from ftctl.render import document
+    from ftctl.render import document, shout
 
-    whole = document.status(snapshot, find(snapshot))
+    whole = {**document.status(snapshot, find(snapshot)), "stuck": shout.documents(snapshot)}
     if only is Only.PROBLEMS:
-        return {key: whole[key] for key in ("schema", "time", "problems", "recommended")}
+        return {key: whole[key] for key in ("schema", "time", "stuck", "problems", "recommended")}
     if only is Only.ACCOUNTING:
         account = document.account(snapshot.job.accounting if snapshot.job is not None else None)
         return {"schema": whole["schema"], "time": whole["time"], "accounting": account}
@@ -82,14 +82,15 @@ def _document(snapshot: Snapshot, only: Only) -> Document:
 
 def _parts(cluster: Cluster, snapshot: Snapshot, only: Only, every: bool) -> list[ConsoleRenderable]:
     from ftctl.client.problems import find
-    from ftctl.render import accounting
+    from ftctl.render import accounting, shout
     from ftctl.render import status as view
 
+    loud = list(shout.parts(snapshot))
     if only is Only.PROBLEMS:
-        return view.problems_only(find(snapshot))
+        return [*loud, *view.problems_only(find(snapshot))]
     if only is Only.ACCOUNTING:
         return accounting.parts(snapshot.job.accounting if snapshot.job is not None else None)
-    return view.status(snapshot, find(snapshot), wide=cluster.output is OutputFormat.WIDE, every=every)
+    return [*loud, *view.status(snapshot, find(snapshot), wide=cluster.output is OutputFormat.WIDE, every=every)]
 
 
 def _watch(cluster: Cluster, interval: str, only: Only, every: bool) -> ExitCode:

@@ -290,11 +290,17 @@ async def _probe(run: Run, action: Any) -> None:
 
 
 async def _parallel(run: Run, action: s.Parallel) -> None:
-    """All of them; what one fails at does not cut the others short, since that would leave things half done."""
+    """All of them; what one fails at does not cut the others short, since that would leave things half done. Some done
+    and some not is said as what it is: the run ends, and its clean-up takes back what was made."""
     results = await asyncio.gather(*(carry_out(run, inner) for inner in action.parallel), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    failed = [result for result in results if isinstance(result, BaseException)]
+    done = [sentence(inner) for inner, result in zip(action.parallel, results, strict=True) if result is None]
+    for result in failed:
+        if isinstance(result, CliError) and done:
+            reason = f"{result.reason} (partial: done at the same time: {'; '.join(done)})"
+            run.journal.write("note", text=f"partial: {result}; done: {'; '.join(done)}", repeat=run.repeat)
+            raise CliError(result.thing, reason, result.hint, result.code)
+        raise result
 
 
 _CARRY: dict[type[Any], Callable[[Run, Any], Awaitable[None]]] = {

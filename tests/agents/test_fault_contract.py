@@ -109,9 +109,14 @@ def world(
                 gpus=gpus_for(fault, tmp_path),
             )
             after = everything() if networked else []
-            assert after == before, "addresses, routes, queues or packet rules differ from before"
+            assert after == before, f"differs from before: {_difference(before, after)}"
     finally:
         namespace.close()
+
+
+def _difference(before: list[object], after: list[object]) -> list[object]:
+    first, second = (found[0] if isinstance(found[0], set) else set() for found in (before, after))
+    return [{"gone": first - second, "new": second - first}, before[1:], after[1:]]
 
 
 @pytest.fixture(params=list(CATALOG))
@@ -286,3 +291,27 @@ def test_a_fault_that_reads_no_network_is_not_stopped_by_it(machine: Machine, li
     noop.inject(machine, undo)
     assert noop.probe(machine, undo).in_force is True
     noop.undo(machine, undo)
+
+
+@pytest.mark.usefixtures("able")
+def test_the_commands_by_hand_undo_it_as_they_stand(
+    world: Machine, fault: AnyFault, request: pytest.FixtureRequest
+) -> None:
+    """A shell in that namespace runs them, one after the other; that nothing else is left, the fixture sees."""
+    if "memory" in request.node.callspec.id:
+        pytest.skip("nothing to run them on")
+    undo = fault.plan(world, target_of(fault), params_of(fault))
+    fault.inject(world, undo)
+    undo = fault.settled(world, undo)
+    commands = fault.by_hand(undo)
+    for command in commands:
+        if fault.kind == "state-corrupt":  # it has happened: the replica takes the state of another one
+            assert command == "ftctl evict replica r1"
+            continue
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (command, done.stderr)
+    if fault.irreversible or commands[0].startswith("# nothing"):
+        assert all(command.startswith(("#", "ftctl ")) for command in commands)
+        return
+    assert fault.probe(world, undo).in_force is False
+    fault.undo(world, undo)  # the agent's own attempt, later: it finds nothing to do

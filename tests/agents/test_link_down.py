@@ -145,7 +145,7 @@ def test_the_commands_by_hand_bring_back_all_of_it(machine: Machine, links: Fake
     links.table = [route("10.9.0.0/16", 2, gateway="10.0.0.2"), route("10.8.0.0/16", 2, table=99)]
     assert FAULT.by_hand(FAULT.plan(machine, TARGET, {})) == [
         "ip link set rail0 up",
-        "ip -6 address add fd00::1/64 dev rail0",
+        "ip -6 address replace fd00::1/64 dev rail0",
         "ip route add 10.8.0.0/16 table 99 dev rail0",
         "ip route add 10.9.0.0/16 via 10.0.0.2 dev rail0",
     ]

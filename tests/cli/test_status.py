@@ -140,8 +140,23 @@ def test_a_stuck_fault_comes_before_everything_else(ftctl: Run, cluster: FakeClu
     assert result.code == 5
     assert "could not be taken back: no such device" in result.out
     assert "ip link set rail0 up" in result.out
-    first = ftctl("status", "-o", "json").json()["problems"][0]
-    assert first["object"].startswith("fault ")
+    document = ftctl("status", "-o", "json").json()
+    assert document["problems"][0]["object"].startswith("fault ")
+    assert document["stuck"][0]["undo"] == ["ip link set rail0 up"]
+    page = ftctl("status")
+    assert page.code == 5
+    lines = page.out.splitlines()
+    assert lines[0].startswith("FAULT f-node1-0 COULD NOT BE TAKEN BACK: link-down on node1/rail0: no such device")
+    assert "    ip link set rail0 up" in lines, "on a line of its own, to be copied"
+    assert "then: ftctl revert f-node1-0" in lines
+
+
+def test_a_ledger_that_cannot_be_read_may_hide_a_fault(ftctl: Run, cluster: FakeCluster) -> None:
+    reason = "ledger entry f.json cannot be read (damaged): a fault may be in force"
+    cluster["node1"].problems = [m.ProblemView(object="node1", reason=reason, action="rm f.json", in_force=True)]
+    page = ftctl("status")
+    assert page.code == 5
+    assert page.out.startswith("A FAULT MAY BE IN FORCE ON node1: ledger entry f.json")
 
 
 def test_yaml_and_wide_and_stalls(ftctl: Run, cluster: FakeCluster) -> None:
