@@ -15,6 +15,7 @@ BENCHES = {
     "stripe": "what several rails carry together",
     "recovery": "replicas die, freeze and get lost: stall and effective training time, against torchft and a restart",
     "overhead": "a training step in a session, against DDP over gloo: time and memory, when nothing fails",
+    "checkpoint": "what the steps beside a checkpoint take, against those of rounds without one",
     "digest": "what the comparison of replicas' results costs of a step",
     "commit": "how soon a step is committed everywhere, in jobs of thousands of simulated ranks",
     "parity": "what a storm of failures does to the loss of a model, on the same tokens",

@@ -42,11 +42,13 @@ COLUMNS = [
 ]
 
 
-def measure(name: str, steps: int, rounds: int, directory: Path) -> Iterator[dict[str, float]]:
-    """First the sizes, then the times of each round. BenchError: a replica failed."""
-    for word in ("token",):
-        (directory / word).touch(mode=0o600)
-        (directory / word).write_text(secrets.token_hex(16))
+def measure(
+    name: str, steps: int, rounds: int, directory: Path, *, role: str = "overhead", **more: object
+) -> Iterator[dict[str, Any]]:
+    """First the sizes, then the times of each round, by replicas of that role (peers/stable.py), which get `more`.
+    BenchError: a replica failed."""
+    (directory / "token").touch(mode=0o600)
+    (directory / "token").write_text(secrets.token_hex(16))
     found, port = directory / "found", directory / "port"
     with Forks(directory, ()) as forks:
         arguments = [
@@ -65,10 +67,8 @@ def measure(name: str, steps: int, rounds: int, directory: Path) -> Iterator[dic
                 "FTAR_RAILS": "a=127.0.0.1,b=127.0.0.2",
                 "GLOO_SOCKET_IFNAME": "lo",
             }
-            about = {"rank": rank, "shape": SHAPES[name], "steps": steps, "rounds": rounds, "found": str(found)}
-            forks.start(
-                f"r{rank}", "overhead", environment=environment, rendezvous=str(directory / "rendezvous"), **about
-            )
+            about = {"rank": rank, "shape": SHAPES[name], "steps": steps, "rounds": rounds, "found": str(found), **more}
+            forks.start(f"r{rank}", role, environment=environment, rendezvous=str(directory / "rendezvous"), **about)
         for count in range(1, rounds + 2):
             yield json.loads(_wait(forks, found, count)[count - 1])
 

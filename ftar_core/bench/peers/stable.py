@@ -57,7 +57,18 @@ def overhead(request: dict[str, Any]) -> int:
     return 0
 
 
-ROLES = {"overhead": overhead, "lighthouse": lighthouse, "coordinator": coordinator, "replica": replica}
+def checkpoint(request: dict[str, Any]) -> int:
+    import_module("ftar_core.bench.checkpoint_worker").work(request)
+    return 0
+
+
+ROLES = {
+    "overhead": overhead,
+    "checkpoint": checkpoint,
+    "lighthouse": lighthouse,
+    "coordinator": coordinator,
+    "replica": replica,
+}
 
 
 def _child(request: dict[str, Any], stable: int) -> NoReturn:
