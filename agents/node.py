@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agents.api.models import ProcessView, RankView
 from agents.health.desk import HealthDesk
 from agents.injection.control import FaultControl
+from agents.injection.lately import Lately
 from agents.injection.ledger import Entry
 from agents.recovery.ranks import RankRegistry
 from agents.recovery.supervisor import Supervisor
@@ -24,6 +24,7 @@ class Parts:
     supervisor: Supervisor | None
     registry: RankRegistry | None
     health: HealthDesk
+    lately: Lately = field(default_factory=Lately)
     rails: tuple[str, ...] = ()
 
     def faults_by_nic(self) -> dict[str, str]:
@@ -32,9 +33,9 @@ class Parts:
 
     def nics_faulted_lately(self) -> frozenset[str]:
         """Whose fault was reverted just now: what they counted until then is its doing."""
-        since = time.time() - STALE_READING_S
-        over = [entry for entry in self.injector.entries() if not entry.open and (entry.reverted or 0.0) > since]
-        return frozenset(nic for entry in over for nic in self._nics_of(entry))
+        entries = self.injector.entries()
+        lately = self.lately.look(entries, STALE_READING_S)
+        return frozenset(nic for entry in entries if entry.id in lately for nic in self._nics_of(entry))
 
     def _nics_of(self, entry: Entry) -> tuple[str, ...]:
         if entry.kind == "node-down":
@@ -44,8 +45,9 @@ class Parts:
     def faults_by_gpu(self) -> dict[int, str]:
         """Index of a GPU -> id of the open fault on it; -1: on the driver. Also one that was reverted just now: what
         was read before is its doing."""
-        since = time.time() - STALE_READING_S
-        found = [entry for entry in self.injector.entries() if entry.open or (entry.reverted or 0.0) > since]
+        entries = self.injector.entries()
+        lately = self.lately.look(entries, STALE_READING_S)
+        found = [entry for entry in entries if entry.open or entry.id in lately]
         return {e.target.gpu: e.id for e in found if e.target.gpu >= 0 or e.kind == "nvml-hang"}
 
     def open_faults(self) -> frozenset[str]:
