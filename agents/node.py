@@ -24,8 +24,8 @@ class Parts:
     supervisor: Supervisor | None
     registry: RankRegistry | None
     health: HealthDesk
-    lately: Lately = field(default_factory=Lately)
     rails: tuple[str, ...] = ()
+    lately: Lately = field(default_factory=Lately)
 
     def faults_by_nic(self) -> dict[str, str]:
         """NIC -> id of the open fault on it."""
