@@ -31,7 +31,7 @@ from ftar_core.wire.address import Address
 from ftar_core.wire.heartbeat import Phase
 from ftar_core.wire.ids import EpochId
 from ftar_core.wire.messages import EpochInfo, Message, Outline
-from ftar_core.wire.team import Ballot, CommitOrder
+from ftar_core.wire.team import Ballot, CommitOrder, RelayOrder
 
 WAIT_S = 600.0
 
@@ -43,7 +43,7 @@ class StampedLeader(TeamLeader):
 
     def _order(self, message: Message) -> None:
         super()._order(message)
-        if isinstance(message, CommitOrder):
+        if isinstance(message, CommitOrder | RelayOrder):
             self.handed(message.commit.step)
 
 

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 from ftar_core.protocol.record import Record
 from ftar_core.wire.ids import EpochId, Term
-from ftar_core.wire.messages import Commit, Deal, EpochInfo, EventView, MemberInfo, Message, OpReply, Report
+from ftar_core.wire.messages import (
+    Commit,
+    Deal,
+    EpochInfo,
+    EventView,
+    MemberInfo,
+    Message,
+    OpReply,
+    RelayedCommit,
+    Report,
+)
 
 # --- coordinator ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +141,7 @@ class ApplyCommit:
     """Step `commit.step` is true: apply the update (or skip it, by the verdict), go on with step+1. `loss`: its mean
     over all ranks of all contributors, where a replica has several (runtime/team.py)."""
 
-    commit: Commit
+    commit: Commit | RelayedCommit
     loss: float | None = None
 
 

@@ -65,6 +65,7 @@ from ftar_core.wire.messages import (
     Prepared,
     Progress,
     Refused,
+    RelayedCommit,
     Report,
     Unreachable,
     Verdict,
@@ -111,7 +112,7 @@ class Member:
         self.first_step = 1  # of the state that it began with
         self.step = 1 if initial_digest and not restores else 0  # all before it are committed here; 0: holds no state
         self.epoch: EpochInfo | None = None
-        self.deal: Deal | None = start
+        self._deal: Deal | RelayedCommit | None = start
         self.last_commit_epoch: EpochId = NO_EPOCH
         self.done: Done | None = None
         self.shadow = False
@@ -130,12 +131,12 @@ class Member:
         if self.ended:
             return []
         match event:
+            case Received(message):
+                return self._received(message, now)
             case Challenged(term):
                 return self._challenged(term)
             case Disconnected(why):
                 return self._disconnected(why, now)
-            case Received(message):
-                return self._received(message, now)
             case StepReduced():
                 return self._reduced(event)
             case RingReady(epoch):
@@ -156,6 +157,13 @@ class Member:
             case Tick():
                 return self._tick(now)
         return []
+
+    @property
+    def deal(self) -> Deal | None:
+        """Of the step it is working on; read when somebody asks."""
+        if isinstance(self._deal, RelayedCommit):
+            self._deal = self._deal.whole().deal
+        return self._deal
 
     def deadline(self) -> float | None:
         """When to feed `Tick` at the latest; None: never."""
@@ -222,6 +230,8 @@ class Member:
                 return []  # of a coordinator that has been replaced
             self.promised = term
         match message:
+            case Commit() | RelayedCommit():
+                return self._commit(message)
             case Welcome():
                 return self._welcomed(message)
             case Refused(reason=reason, retry=retry, hint=hint):
@@ -238,8 +248,6 @@ class Member:
                 return [Wait(reason), RestoreState()]
             case Hold(reason=reason):
                 return [Wait(reason)]
-            case Commit():
-                return self._commit(message)
             case NewEpoch():
                 return self._new_epoch(message)
             case Join():
@@ -292,7 +300,7 @@ class Member:
         """Not newer than what this member is in: late or repeated."""
         return self.epoch is not None and epoch <= self.epoch.id
 
-    def _commit(self, message: Commit) -> list[MemberEffect]:
+    def _commit(self, message: Commit | RelayedCommit) -> list[MemberEffect]:
         if self.shadow or message.step < self.step:
             return []
         done = self.done
@@ -301,7 +309,7 @@ class Member:
             return self._leave(f"told to commit step {message.step} of epoch {message.epoch}, but is at {where}")
         effects: list[MemberEffect] = [ApplyCommit(message)]
         self.step, self.last_commit_epoch = message.step + 1, message.epoch
-        self.deal, self.done = message.deal, None
+        self._deal, self.done = message.deal if isinstance(message, Commit) else message, None
         if message.verdict is Verdict.FAIL:
             reason = f"the gradients of step {message.step} were not finite, and the job was told to fail then"
             return [*effects, Tell(Leaving(reason=reason)), *self._end(RankExit.FAILED, reason)]
@@ -313,7 +321,7 @@ class Member:
         following = message.next
         if following is not None and not self._older(following.id):
             effects += self._adopt(following)
-            effects.append(EnterEpoch(following, self.step, message.deal, False, message.epoch))
+            effects.append(EnterEpoch(following, self.step, message.whole().deal, False, message.epoch))
         return effects
 
     def _new_epoch(self, message: NewEpoch) -> list[MemberEffect]:
@@ -322,7 +330,7 @@ class Member:
         if message.step != self.step:
             return self._leave(f"told to reduce step {message.step} again, but is at step {self.step}")
         effects = self._adopt(message.epoch)
-        self.deal = message.deal
+        self._deal = message.deal
         return [*effects, EnterEpoch(message.epoch, message.step, message.deal, True, message.last_commit_epoch)]
 
     def _join(self, message: Join) -> list[MemberEffect]:
@@ -334,7 +342,7 @@ class Member:
         if self.shadow:
             self._state_there = self._shadow_step == message.step - 1
         self.shadow = False
-        self.step, self.deal, self.last_commit_epoch = message.step, message.deal, message.last_commit_epoch
+        self.step, self._deal, self.last_commit_epoch = message.step, message.deal, message.last_commit_epoch
         return [*effects, EnterEpoch(message.epoch, message.step, message.deal, False, message.last_commit_epoch)]
 
     def _stand_down(self, reason: str) -> list[MemberEffect]:
@@ -347,7 +355,7 @@ class Member:
             self._shadow_step = self.step - 1 if held else -1
             self._shadow_epoch = self.last_commit_epoch if held else NO_EPOCH
         self.shadow, self._shadow_ready, self._state_there = True, False, True
-        self.incarnation, self.epoch, self.deal, self.done = 0, None, None, None
+        self.incarnation, self.epoch, self._deal, self.done = 0, None, None, None
         keep = self._shadow_step >= 0
         return [*effects, StandDown(reason, keep), Wait(f"put out ({reason}); coming back in place"), self._again()]
 
@@ -375,7 +383,7 @@ class Member:
             return []
         self._restores = self._restoring = self.shadow = False
         self.step = self.first_step = event.step + 1
-        self.initial_digest, self.deal = event.digest, event.deal
+        self.initial_digest, self._deal = event.digest, event.deal
         return [Tell(HoldsState(report=self.report()))]
 
     def _reduced(self, event: StepReduced) -> list[MemberEffect]:

@@ -12,7 +12,6 @@ is named; ranks that wait for each other inside of forward and backward cannot b
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,16 +25,21 @@ LEAST_MS = 5.0  # a difference smaller than this is the scheduler's, whatever it
 
 def ratios(compute_ms: Mapping[str, float]) -> dict[str, float]:
     """Each one's computing time by the median of the others'; 1 where there is nothing to compare with."""
-    found = {}
-    ordered = sorted(compute_ms.values())  # once for all: this runs between the last report and the commit
-    count = len(ordered) - 1
+    found = dict.fromkeys(compute_ms, 1.0)
+    count = len(compute_ms) - 1
+    if count < 1:
+        return found
+    # Once for all, since this runs between the last report and the commit: there are three medians of what is left when
+    # one is taken out, by whether that one is below, between or above the two in the middle.
+    ordered = sorted(compute_ms.values())
+    low, high = (count - 1) // 2, count // 2
+    below = (ordered[low + 1] + ordered[high + 1]) / 2
+    between = (ordered[low] + ordered[high + 1]) / 2
+    above = (ordered[low] + ordered[high]) / 2
     for name, mine in compute_ms.items():
-        middle = 0.0
-        if count > 0:  # the median of what is left when `mine` is taken out of `ordered`
-            mine_at = bisect_left(ordered, mine)
-            low, high = (at + (at >= mine_at) for at in ((count - 1) // 2, count // 2))
-            middle = (ordered[low] + ordered[high]) / 2
-        found[name] = mine / middle if middle > 0 and abs(mine - middle) >= LEAST_MS else 1.0
+        middle = below if mine <= ordered[low] else between if mine <= ordered[high] else above
+        if middle > 0 and abs(mine - middle) >= LEAST_MS:
+            found[name] = mine / middle
     return found
 
 

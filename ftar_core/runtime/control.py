@@ -12,7 +12,7 @@ import logging
 import selectors
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from ftar_core.protocol.effects import SendHello
 from ftar_core.runtime.channel import Channel
@@ -28,6 +28,7 @@ from ftar_core.wire.codec import (
     nonce,
     prove,
     proved,
+    to_leader_of_several,
     vouch,
 )
 from ftar_core.wire.ids import Term
@@ -82,6 +83,7 @@ class ControlConnection:
         self._listener = listener
         self._selector = selector
         self._call = call
+        self._several = settings.world_size > 1
         self._ever_welcomed = False
         # dialer -> channel -> challenge -> nonce (Hello sent) -> welcomed; all forgotten by `drop`.
         self._dialer: Dialer | None = None
@@ -170,7 +172,8 @@ class ControlConnection:
 
     def _connected(self, sock: socket.socket) -> None:
         self._dialer = None
-        self._channel = Channel(sock, FrameParser(from_coordinator))
+        parser: FrameParser[Any] = FrameParser(to_leader_of_several if self._several else from_coordinator)
+        self._channel = Channel(sock, parser)
         self._selector.register(sock, selectors.EVENT_READ, self._ready)
 
     def _ready(self, mask: int) -> None:

@@ -33,7 +33,7 @@ from ftar_core.wire.codec import encode
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import rank_interval_ms
 from ftar_core.wire.ids import EpochId
-from ftar_core.wire.messages import CheckpointNotice, EpochInfo, Message, Outline, RailNotice, RankInfo
+from ftar_core.wire.messages import CheckpointNotice, EpochInfo, Message, Outline, RailNotice, RankInfo, RelayedCommit
 from ftar_core.wire.team import (
     Agreed,
     Ballot,
@@ -47,6 +47,7 @@ from ftar_core.wire.team import (
     PrepareOrder,
     RankHello,
     RankReduced,
+    RelayOrder,
     ToLeader,
     Vote,
     WaitOrder,
@@ -57,6 +58,7 @@ log = logging.getLogger("ftar.team")
 
 FEW, GATHER_S = 16, 0.0005
 FAREWELL_S = 1.0
+_Receivers = tuple[list[tuple[int, TeamRank]], list[int]]  # ranks with their numbers, descriptors that take bytes now
 
 
 class RankDelegate(Protocol):
@@ -111,6 +113,7 @@ class TeamLeader:
         self._team = Team(settings.world_size)
         self._ranks: dict[int, TeamRank] = {}
         self._runtime: MemberRuntime | None = None
+        self._receivers: _Receivers | None = None  # of an order to all
         self._ended = False
 
     # --- for the session, from any thread ---------------------------------------------------------------------------
@@ -144,6 +147,7 @@ class TeamLeader:
     def close(self) -> None:
         if self._runtime is not None:
             self._runtime.close()
+        self._receivers = None
         for rank in self._ranks.values():
             if not rank.gone and rank.channel.pending_bytes:
                 rank.channel.sock.settimeout(FAREWELL_S)
@@ -166,6 +170,7 @@ class TeamLeader:
         if rank is None or rank.gone:
             return
         if mask & selectors.EVENT_WRITE:
+            self._receivers = None
             rank.channel.flush()
             self._watch(number, rank)
         if mask & selectors.EVENT_READ:
@@ -208,6 +213,7 @@ class TeamLeader:
 
     def _lost(self, number: int, rank: TeamRank) -> None:
         rank.gone = True
+        self._receivers = None
         self._selector.unregister(rank.channel.sock)
         why = rank.channel.broken
         rank.channel.close()
@@ -226,11 +232,21 @@ class TeamLeader:
         """The same for all: encoded once, and handed to the kernel in one call. At every commit there may be hundreds:
         one by one the interpreter would take as long as the sockets."""
         frame = encode(message)
-        here = [(number, rank) for number, rank in self._ranks.items() if not rank.gone]
-        for place, taken in core.fan_out([rank.channel.clear for _, rank in here], frame):
+        here, sockets = self._receivers or self._all_here()
+        rest = core.fan_out(sockets, frame)
+        if rest:
+            self._receivers = None
+        for place, taken in rest:
             number, rank = here[place]
             rank.channel.send_rest(frame, taken)
             self._watch(number, rank)
+
+    def _all_here(self) -> _Receivers:
+        """Looked up again when a rank is gone or its buffer was full: hundreds of objects are not touched for it at
+        every commit, when all else has had the caches meanwhile."""
+        here = [(number, rank) for number, rank in self._ranks.items() if not rank.gone]
+        self._receivers = here, [rank.channel.clear for _, rank in here]
+        return self._receivers
 
     def _order_each(self, message: Callable[[int], Message]) -> None:
         """To every rank what its ring needs: the addresses of all ranks would be too much for each."""
@@ -239,6 +255,7 @@ class TeamLeader:
                 self._send(number, rank, encode(message(number)))
 
     def _send(self, number: int, rank: TeamRank, frame: bytes) -> None:
+        self._receivers = None
         channel = rank.channel
         waited = channel.pending_bytes
         channel.send_frame(frame)
@@ -312,9 +329,12 @@ class TeamLeader:
         commit, loss = order.commit, self._team.mean_loss
         if commit.next is not None:
             commit = msgspec.structs.replace(commit, next=None)  # the epoch comes with an order of its own
-        self._order(CommitOrder(commit=commit, loss=loss))
+        if isinstance(commit, RelayedCommit):
+            self._order(RelayOrder(commit=commit, loss=loss))
+        else:
+            self._order(CommitOrder(commit=commit, loss=loss))
         os.sched_yield()  # whoever shares this core and has a commit to hand on goes first; else nothing happens
-        self._delegate.apply_commit(replace(order, loss=loss))
+        self._delegate.apply_commit(replace(order, commit=order.commit.whole(), loss=loss))
 
     def follow_sources(self, order: FollowSources) -> None:
         order = replace(order, mbit=order.mbit / self._settings.world_size)

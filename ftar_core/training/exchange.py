@@ -186,7 +186,7 @@ class Exchange:
             self._changed.notify_all()
 
     def apply_commit(self, order: ApplyCommit) -> None:
-        commit = order.commit
+        commit = order.commit.whole()
         with self._changed:
             if self._role is not Role.CONTRIBUTOR:
                 return  # a shadow hears of commits from the replica it follows

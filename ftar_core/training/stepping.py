@@ -154,7 +154,7 @@ class Stepper:
                 if place.role is not Role.CONTRIBUTOR or place.deal.batches.get(self._replica) != self._batch:
                     return None  # out of step with the others, or dealt anew: the next turn begins again
         retries, order = self._exchange.take_commit()
-        commit = order.commit
+        commit = order.commit.whole()
         if commit.step != step or commit.epoch != announced:
             raise Leave(f"the results of step {step} here are not those that were committed", RankExit.RESTART)
         committed = time.monotonic()

@@ -16,7 +16,7 @@ import msgspec
 
 from ftar_core.errors import WireError
 from ftar_core.wire.ids import Term
-from ftar_core.wire.messages import PROTOCOL_VERSION, FromCoordinator, Message, ToCoordinator
+from ftar_core.wire.messages import PROTOCOL_VERSION, FromCoordinator, Message, ToCoordinator, ToLeaderOfSeveral
 
 LENGTH = struct.Struct("<I")
 STRANGER_LIMIT = 64 * 1024
@@ -26,6 +26,7 @@ T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 to_coordinator: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
 from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)
+to_leader_of_several: msgspec.msgpack.Decoder[ToLeaderOfSeveral] = msgspec.msgpack.Decoder(ToLeaderOfSeveral)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -123,5 +124,6 @@ __all__ = [
     "prove",
     "proved",
     "to_coordinator",
+    "to_leader_of_several",
     "vouch",
 ]

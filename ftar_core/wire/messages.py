@@ -12,9 +12,11 @@ Every message is a msgspec struct with a tag; unknown tags, unknown fields and o
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
+from ftar_core.errors import WireError
 from ftar_core.wire.accounting import AccountView
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
 from ftar_core.wire.part import Part
@@ -26,6 +28,7 @@ from ftar_core.wire.views import JobView as JobView  # noqa: PLC0414
 from ftar_core.wire.views import ReplicaView as ReplicaView  # noqa: PLC0414
 from ftar_core.wire.views import StallView as StallView  # noqa: PLC0414
 
+T = TypeVar("T")
 PROTOCOL_VERSION = 1
 EXPLAINED_PARTS, PART_NAME = 1024, 200  # parts; characters
 
@@ -376,6 +379,51 @@ class Commit(Message, frozen=True):
     last: bool = False
     checkpoint: bool = False  # one is due by time
 
+    def whole(self) -> Commit:
+        return self
+
+
+class RelayedCommit(Message, frozen=True, tag="Commit"):
+    """A Commit as the leader of several ranks reads it, who hands it on first of all: what grows with the number of
+    replicas, and does not matter for that, is still as it came. `whole` reads it."""
+
+    term: Term
+    step: int
+    epoch: EpochId
+    contributors: msgspec.Raw
+    verdict: Verdict
+    deal: msgspec.Raw
+    next: EpochInfo | None = None
+    drained: tuple[str, ...] = ()
+    last: bool = False
+    checkpoint: bool = False
+
+    def whole(self) -> Commit:
+        """Raises WireError."""
+        return Commit(
+            term=self.term,
+            step=self.step,
+            epoch=self.epoch,
+            contributors=_read(_names, self.contributors),
+            verdict=self.verdict,
+            deal=_read(_deal, self.deal),
+            next=self.next,
+            drained=self.drained,
+            last=self.last,
+            checkpoint=self.checkpoint,
+        )
+
+
+_names: msgspec.msgpack.Decoder[tuple[str, ...]] = msgspec.msgpack.Decoder(tuple[str, ...])
+_deal: msgspec.msgpack.Decoder[Deal] = msgspec.msgpack.Decoder(Deal)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[T], raw: msgspec.Raw) -> T:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WireError(f"not a commit of this protocol: {error}") from None
+
 
 class Join(Message, frozen=True):
     """To a shadow (or at the start of a job): contribute from `step` on, in this epoch."""
@@ -457,7 +505,7 @@ ToCoordinator = (
     | Explained
     | OpRequest
 )
-FromCoordinator = (
+_OtherFromCoordinator = (
     Challenge
     | Describe
     | Explain
@@ -467,9 +515,10 @@ FromCoordinator = (
     | Prepare
     | PrepareCancel
     | NewEpoch
-    | Commit
     | Join
     | Hold
     | Evicted
     | OpReply
 )
+FromCoordinator = _OtherFromCoordinator | Commit
+ToLeaderOfSeveral = _OtherFromCoordinator | RelayedCommit

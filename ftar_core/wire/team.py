@@ -27,6 +27,7 @@ from ftar_core.wire.messages import (
     Message,
     RailNotice,
     RankInfo,
+    RelayedCommit,
 )
 from ftar_core.wire.part import Part
 
@@ -127,6 +128,13 @@ class CommitOrder(Message, frozen=True):
     """`loss`: mean over all ranks and contributors."""
 
     commit: Commit
+    loss: float | None = None
+
+
+class RelayOrder(Message, frozen=True, tag="CommitOrder"):
+    """The same, as a leader writes it that has not read all of the commit."""
+
+    commit: RelayedCommit
     loss: float | None = None
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ftar_core.errors import NotAssembled, SettingsError
-from ftar_core.protocol.events import LeaveNow, StepReduced
+from ftar_core.protocol.effects import Wait
+from ftar_core.protocol.events import LeaveNow, Received, StepReduced
 from ftar_core.runtime import assembly
 from ftar_core.runtime import follower as follower_module
 from ftar_core.runtime.assembly import listen
@@ -24,8 +25,8 @@ from ftar_core.wire.address import Address
 from ftar_core.wire.codec import FrameParser, encode, nonce, prove
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.ids import NO_EPOCH, EpochId
-from ftar_core.wire.messages import Deal, EpochInfo, NewEpoch, RankInfo
-from ftar_core.wire.team import Ballot, FromLeader, RankHello, TeamChallenge, TeamWelcome, from_leader
+from ftar_core.wire.messages import Deal, EpochInfo, Hold, NewEpoch, RankInfo
+from ftar_core.wire.team import Ballot, FromLeader, RankHello, TeamChallenge, TeamWelcome, WaitOrder, from_leader
 
 from .test_member_connection import TERM, TOKEN, Coordinator, Delegate, Machine
 
@@ -295,6 +296,54 @@ def test_a_rank_does_not_follow_a_leader_that_cannot_prove_the_token(
         follower, _ = r.follower(1)
         with pytest.raises(NotAssembled, match="does not know the job token"):
             follower.start()
+
+
+def test_a_rank_that_does_not_read_for_a_while_gets_every_order_and_holds_up_nobody(
+    replica: Callable[..., Replica],
+) -> None:
+    r = replica(3)
+    r.machine.effects[Received] = lambda e: [Wait(e.message.reason)] if isinstance(e.message, Hold) else []
+    starting = r.start_leader()
+    slow = Slow(r.find())
+    other, delegate = r.follower(2)
+    other.start()
+    starting.join(60)
+    r.coordinator.accept()
+    r.coordinator.welcome()
+    reasons = [f"{number} " + "because " * 5000 for number in range(60)]  # more than a socket's buffers hold
+    for some in (reasons[:3], reasons[3:50], reasons[50:]):
+        for reason in some:
+            r.coordinator.send(Hold(term=TERM, reason=reason))
+        assert [delegate.until("waiting") for _ in some] == some
+        if some[-1] != reasons[2]:  # from here on it is up to date
+            assert slow.reasons(len(some) + (3 if some[0] == reasons[3] else 0))[-1] == some[-1]
+    assert slow.seen == reasons
+    slow.sock.close()
+    assert "rank 1 is gone" in r.machine.until(LeaveNow).reason
+
+
+class Slow:
+    """Rank 1, by hand."""
+
+    def __init__(self, address: Address) -> None:
+        self.sock = follower_module.dial_near(address) or socket.create_connection(address)
+        self.sock.settimeout(60)
+        self.parser: FrameParser[FromLeader] = FrameParser(from_leader)
+        (challenge,) = self.parser.feed(self.sock.recv(4096))
+        assert isinstance(challenge, TeamChallenge)
+        proof = prove(TOKEN, "rank-hello", "demo", challenge.nonce)
+        about: dict[str, Any] = {"job": "demo", "replica": "r0", "world_size": 3, "info": info(1)}
+        self.sock.sendall(
+            encode(RankHello(**about, plan="plan", state="state", last_step=0, nonce=nonce(), proof=proof))
+        )
+        self.seen: list[str] = []
+
+    def reasons(self, count: int) -> list[str]:
+        found: list[str] = []
+        while len(found) < count:
+            found += [m.reason for m in self.parser.feed(self.sock.recv(1 << 16)) if isinstance(m, WaitOrder)]
+        self.seen += found
+        return found
 
 
 def test_ranks_that_do_not_come_are_named(replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch) -> None:
