@@ -103,9 +103,18 @@ class JobRelay:
         rejoin: bool = True,
         dry_run: bool = False,
         because: Because = NOTHING,
+        max_share: float = 0.0,
     ) -> ActionAnswer:
         reply = self.request(
-            principal, op, replica=replica, reason=reason, force=force, rejoin=rejoin, dry_run=dry_run, because=because
+            principal,
+            op,
+            replica=replica,
+            reason=reason,
+            force=force,
+            rejoin=rejoin,
+            dry_run=dry_run,
+            because=because,
+            max_share=max_share,
         )
         return ActionAnswer(code=reply.code, text=reply.text)
 
@@ -121,6 +130,7 @@ class JobRelay:
         after: int = 0,
         dry_run: bool = False,
         because: Because = NOTHING,
+        max_share: float = 0.0,
     ) -> OpReply:
         client, where = self._client(principal, reads=op in READS)
         thing = f"replica {replica}" if replica else where
@@ -135,6 +145,7 @@ class JobRelay:
                 dry_run=dry_run,
                 incident=because.incident,
                 injected=because.injected,
+                max_share=max_share,
             )
         except (TimeoutError, OSError, FtarError) as error:
             raise _in_words(error, where, changes=op not in READS) from None

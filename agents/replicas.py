@@ -118,6 +118,7 @@ class ReplicaActions:
             rejoin=wish.rejoin,
             dry_run=wish.dry_run,
             because=because,
+            max_share=wish.max_share,
         )
 
     def _refuse_if_cordoned(self, replica: str) -> None:

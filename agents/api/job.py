@@ -10,13 +10,15 @@ from agents.api.base import Answer, Request
 
 
 class ReplicaAction(Request):
-    """POST /v1/job/replicas/{replica}/{drain|evict|rejoin}. `incident`: it belongs to this one (health.py)."""
+    """POST /v1/job/replicas/{replica}/{drain|evict|rejoin}. `incident`: it belongs to this one (health.py).
+    `max_share`: refused if more than this share of the replicas were out then; 0: no limit."""
 
     reason: str
     incident: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$", max_length=64)] = ""
     force: bool = False
     rejoin: bool = True  # evict: may it come back by itself
     dry_run: bool = False
+    max_share: float = Field(default=0.0, ge=0, le=1)
 
 
 class CoordinatorAction(Request):

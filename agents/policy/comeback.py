@@ -88,7 +88,8 @@ class WayBack:
             if last:
                 self._hands.uncordon(reason, because(verdict, "uncordon"))
                 self._teller.tell("policy.acted", verdict, f"{self._teller.node} may be used again", "uncordon")
-            text = self._hands.act("rejoin", held.replica, reason, because(verdict, "rejoin"))
+            share = self._policy.limits.max_share
+            text = self._hands.act("rejoin", held.replica, reason, because(verdict, "rejoin"), share)
         except ApiProblem as error:
             why = f"rejoin of {held.replica}: {error.body.thing}: {error.body.reason}"
             if self._rejoins.get(held.replica) is None:

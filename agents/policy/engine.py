@@ -36,8 +36,9 @@ class Past:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Replicas, and how many of them are out. `present`: whether the thing to act on is there; `whom`: the replicas it
-    is about, of which `away` are out already. `problem`: why this is not known."""
+    """Replicas, and how many of them are out. `present`: whether the thing to act on is there; `whom`: the replicas
+    it is about, of which `away` are out already. `problem`: why this is not known. `spares`: hot ones, which take
+    places."""
 
     size: int
     out: int = 0
@@ -45,6 +46,7 @@ class Fleet:
     whom: tuple[str, ...] = ()
     away: tuple[str, ...] = ()
     problem: str = ""
+    spares: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,6 @@ def _held(policy: Policy, action: str, finding: Finding, past: Past, fleet: Flee
     if cooling and now - max(cooling) < limits.cooldown_s:
         return f"it cools down for {limits.cooldown_s:g} s after an act"
     more = len(set(fleet.whom) - set(fleet.away)) if fleet.whom else 1
-    if action in OUT and fleet.out + more > limits.max_share * fleet.size:
+    if action in OUT and fleet.out + max(0, more - fleet.spares) > limits.max_share * fleet.size:
         return f"{fleet.out} of {fleet.size} are out already, at most {limits.max_share:.0%} may be"
     return ""

@@ -1,7 +1,8 @@
 """What the policy of an agent may do, and what it asks before: replicas, the cordon, the job's coordinator.
 
-An agent acts for its own node: on the replicas whose processes are here. That enough of them are left is asked of the
-coordinator each time; the coordinator's own guard of min-replicas stands behind it.
+An agent acts for its own node: on the replicas whose processes are here. How many are out is asked of the coordinator
+before each decision, for its reason; the limit itself goes with the request and is kept by the coordinator, which hears
+one agent after the other. Its guard of min-replicas stands behind that.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class PolicyHands(Protocol):
         """Never raises."""
         ...
 
-    def act(self, action: str, replica: str, reason: str, because: Because) -> str:
-        """What was done, in words. Raises ApiProblem."""
+    def act(self, action: str, replica: str, reason: str, because: Because, max_share: float) -> str:
+        """What was done, in words. Raises ApiProblem, also if more than `max_share` of the fleet were out then."""
         ...
 
     def cordon(self, reason: str, because: Because) -> bool:
@@ -87,8 +88,8 @@ class NodeHands:
             return Fleet(1, whom=tuple(whom), problem=f"{error.body.thing}: {error.body.reason}")
         return fleet_of(job, action, whom)
 
-    def act(self, action: str, replica: str, reason: str, because: Because) -> str:
-        wish = ReplicaAction(reason=reason, rejoin=False)
+    def act(self, action: str, replica: str, reason: str, because: Because, max_share: float) -> str:
+        wish = ReplicaAction(reason=reason, rejoin=False, max_share=max_share)
         if action == "restart":
             return self._actions.restart(self.principal, replica, reason, because).text
         if action == "evict":
@@ -119,4 +120,5 @@ def fleet_of(job: JobState, action: str, whom: Sequence[str]) -> Fleet:
         problem = "no hot spare has caught up"
     if action in OUT and not known:
         problem = f"the job knows no replica {', '.join(whom)}"
-    return Fleet(size, max(0, size - len(contributing)), True, tuple(whom), away, problem)
+    spares = sum(state == "spare" for state in states.values())
+    return Fleet(size, max(0, size - len(contributing)), True, tuple(whom), away, problem, spares)

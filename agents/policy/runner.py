@@ -10,6 +10,8 @@ import contextlib
 import logging
 import queue
 import threading
+from collections import OrderedDict
+from dataclasses import replace
 
 from agents.api.health import Verdict
 from agents.api.models import ProblemView
@@ -30,7 +32,9 @@ from agents.problems import ApiProblem
 
 _LOG = logging.getLogger(__name__)
 TICK_S = 0.25
-MAX_WAITING, MAX_QUEUE = 256, 1000
+MAX_WAITING, MAX_QUEUE, MAX_DECIDED = 256, 1000, 4096
+_Of = tuple[str, str, str, str]  # source, kind, object, code
+_What = tuple[str, str, str, int, int]  # incident, health, action, times, count
 
 
 class PolicyRunner:
@@ -57,6 +61,7 @@ class PolicyRunner:
         self._lost = 0
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, str], Waiting] = {}
+        self._decided: OrderedDict[_Of, _What] = OrderedDict()
         self._wanted: dict[str, ProblemView] = {}
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="policy", daemon=True)
@@ -153,6 +158,8 @@ class PolicyRunner:
                 return
             if verdict.health is not Health.HEALTHY:
                 self._back.is_bad(*key)
+            if not again and self._decided.get(_of(verdict)) == _what(verdict):
+                return  # the same news
             self._judge(verdict, again=again)
 
     def tick(self) -> None:
@@ -162,12 +169,22 @@ class PolicyRunner:
             if lost := self._lost:
                 self._lost = 0
                 self._teller.note("policy.overrun", f"{lost} verdicts came faster than they could be decided")
+                self._catch_up()
             for key, waiting in list(self._waiting.items()):
                 if not self._stands(waiting.verdict):
                     del self._waiting[key]
                 elif waiting.next_s <= now:
                     self._judge(waiting.verdict, waiting)
             self._back.tick(now)
+
+    def _catch_up(self) -> None:
+        """Some verdicts were not heard: what stands now and was not decided is decided now."""
+        verdicts = self._desk.verdicts()
+        for verdict in verdicts:
+            if verdict.code and verdict.health is not Health.HEALTHY and not self._was_decided(verdict):
+                self._judge(verdict)
+        bad = {verdict.object for verdict in verdicts if verdict.health is not Health.HEALTHY}
+        self._wanted = {name: wanted for name, wanted in self._wanted.items() if name in bad}
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
@@ -181,15 +198,23 @@ class PolicyRunner:
         rule = rule_for(self._policy, finding, past, now=now)
         whom, fleet = self._about(rule, verdict)
         decision = decide(self._policy, self.mode, finding, past, fleet, now=now)
+        key = (verdict.object, verdict.code)
+        heard = again and before is None and key not in self._waiting
+        if heard and decision.action == "restart" and self._was_decided(verdict):  # it happened, and is over
+            reason = f"{decision.reason}; not done: it was decided about when it happened"
+            decision = replace(decision, perform=False, reason=reason)
         if not again:
             self._book.saw(now, finding)
+        self._decided[_of(verdict)] = _what(verdict)
+        self._decided.move_to_end(_of(verdict))
+        if len(self._decided) > MAX_DECIDED:
+            self._decided.popitem(last=False)
         if before is None or decision.reason != before.text:
             self._teller.tell("policy.decided", verdict, decision.reason, decision.action)
         failed = self._carry_out(decision, rule, whom, fleet, verdict) if decision.perform else ""
         if rule is not None and rule.hook and self.mode == "act" and before is None and not decision.held:
             self._hook(rule, verdict, decision)
         self._recommend(decision, verdict, whom)
-        key = (verdict.object, verdict.code)
         if not decision.held and not failed:
             self._waiting.pop(key, None)
             return
@@ -197,6 +222,11 @@ class PolicyRunner:
             self._waiting[key] = Waiting(verdict, decision.reason, now + RETRY_S)
         elif before is not None:
             before.later(now, decision.reason)
+
+    def _was_decided(self, verdict: Verdict) -> bool:
+        """Whether it came back since, or the count of its lines only grew."""
+        decided = self._decided.get(_of(verdict))
+        return decided is not None and decided[:-1] == _what(verdict)[:-1]
 
     def _about(self, rule: Rule | None, verdict: Verdict) -> tuple[tuple[str, ...], Fleet]:
         if rule is None or rule.action == "watch":
@@ -212,7 +242,8 @@ class PolicyRunner:
         reason, done, failed = f"{decision.reason} [{verdict.incident}]", 0, ""
         for replica in (name for name in whom if name not in fleet.away):
             try:
-                text = self._hands.act(decision.action, replica, reason, because(verdict, decision.action))
+                why = because(verdict, decision.action)
+                text = self._hands.act(decision.action, replica, reason, why, self._policy.limits.max_share)
             except ApiProblem as error:
                 failed = f"{error.body.thing}: {error.body.reason}"
                 self._teller.tell(
@@ -280,6 +311,14 @@ class PolicyRunner:
             (one.kind, one.object, one.code) == (verdict.kind, verdict.object, verdict.code)
             for one in self._desk.verdicts()
         )
+
+
+def _of(verdict: Verdict) -> _Of:
+    return verdict.source, verdict.kind, verdict.object, verdict.code
+
+
+def _what(verdict: Verdict) -> _What:
+    return verdict.incident, verdict.health.value, verdict.action.value, verdict.times, verdict.count
 
 
 def rule_view(rule: Rule) -> dict[str, object]:

@@ -37,10 +37,18 @@ def _find(job: Job, request: OpRequest) -> Replica | Answer:
     return replica
 
 
-def _guard(job: Job, replica: Replica, force: bool) -> Answer | None:
-    """Not the last contributor, ever; not below min-replicas, unless forced."""
+def _guard(job: Job, replica: Replica, request: OpRequest) -> Answer | None:
+    """Not the last contributor, ever; not below min-replicas, unless forced; not more out than the request allows:
+    nodes whose policies ask in one moment do so one after the other here, and the second one hears of the first."""
     leaving = len(job.draining()) - (1 if replica.state is State.DRAINING else 0)
     left = len(job.members) - len(job.gone) - leaving - 1
+    force, size = request.force, max(job.config.replicas, len(job.members))
+    out = size - min(size, left + len(job.ready))
+    if request.max_share and out > request.max_share * size:
+        return (
+            "refused",
+            f"{out} of {size} replicas would be out, at most {request.max_share:.0%} may be at one time",
+        )
     if left < 1:
         return "refused", f"{replica.name} is the last contributor: without it the state of the job is gone"
     if left + len(job.ready) < job.config.min_replicas and not force:
@@ -60,7 +68,7 @@ def _drain(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
     if not isinstance(found, Replica):
         reply(job, conn, request, found)
         return
-    refusal = _cannot_drain(job, found, request.force)
+    refusal = _cannot_drain(job, found, request)
     if refusal is not None or request.dry_run:
         place = f" and {spare} would take its place" if (spare := stand_in(job)) else ""
         would = f"{found.name} would leave behind the commit of step {job.step}{place}; nothing would be lost"
@@ -84,7 +92,7 @@ def _drain(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
     _cordon(job, found, now)
 
 
-def _cannot_drain(job: Job, replica: Replica, force: bool) -> Answer | None:
+def _cannot_drain(job: Job, replica: Replica, request: OpRequest) -> Answer | None:
     if job.mode is not Mode.RUNNING:
         return "conflict", f"the job is {job.mode.value}: {job.reason}"
     if replica.state is State.DRAINING:
@@ -98,7 +106,7 @@ def _cannot_drain(job: Job, replica: Replica, force: bool) -> Answer | None:
             "conflict",
             f"the job holds, so no commit will come to leave behind ({job.hold_reason}); evict it instead",
         )
-    return _guard(job, replica, force)
+    return _guard(job, replica, request)
 
 
 def _put_out_shadow(job: Job, replica: Replica, why: str, now: float) -> None:
@@ -160,7 +168,7 @@ def _cannot_evict(job: Job, replica: Replica, request: OpRequest) -> Answer | No
     others = [job.table.replicas[name] for name in job.contributors() if name != replica.name]
     if others and not any(r.holds_state for r in others):
         return "refused", f"the state of the job has not reached {', '.join(r.name for r in others)} yet"
-    return _guard(job, replica, request.force)
+    return _guard(job, replica, request)
 
 
 def _rejoin(job: Job, conn: int, principal: str, request: OpRequest, now: float) -> None:

@@ -472,6 +472,7 @@ class OpRequest(Message, frozen=True):
     dry_run: bool = False
     incident: str = ""  # what follows from this request belongs to this incident of an agent
     injected: bool = False  # behind which is an injected fault
+    max_share: float = 0.0  # drain, evict: refused if more than this share of the replicas were out then; 0: no limit
 
 
 class OpReply(Message, frozen=True):

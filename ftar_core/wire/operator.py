@@ -75,6 +75,7 @@ class OperatorClient:
         dry_run: bool = False,
         incident: str = "",
         injected: bool = False,
+        max_share: float = 0.0,
         timeout_s: float | None = None,
     ) -> OpReply:
         """Ask the coordinator (OpRequest says what the fields mean) and wait for its answer."""
@@ -93,6 +94,7 @@ class OperatorClient:
                 dry_run=dry_run,
                 incident=incident,
                 injected=injected,
+                max_share=max_share,
             )
             try:
                 self._send(asked, deadline)

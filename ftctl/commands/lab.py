@@ -67,6 +67,9 @@ PolicyOption = Annotated[
         help="What agents do about verdicts: observe, recommend or act [default: act with --gpus, else observe].",
     ),
 ]
+PolicyFileOption = Annotated[
+    str, typer.Option("--policy-file", metavar="FILE", help="The policy's rules [default: those that ship].")
+]
 WhichOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--name", help="Which lab [default: the only one].", show_default=False),
@@ -94,6 +97,7 @@ def up(
     gpus: GpusOption = 0,
     gpu_profile: ProfileOption = "h100",
     policy: PolicyOption = "",
+    policy_file: PolicyFileOption = "",
     output: OutputOption = None,
 ) -> None:
     """Make a lab: namespaces, links, coordinator, agents and training processes. Returns when all replicas train.
@@ -131,6 +135,7 @@ def up(
         gpus=gpus,
         gpu_profile=gpu_profile,
         policy=policy,
+        policy_file=policy_file,
     )
     with progress(world, f"making lab {name}") as talk:
         lab = lifecycle.bring_up(

@@ -14,6 +14,7 @@ from ftctl.lab.manifest import Manifest, ProcessSpec, save
 from ftctl.lab.paths import LONGEST_SOCKET_PATH, LabPaths, make_private, write_private
 
 COORDINATOR = "coordinator"
+POLICY = "policy.yaml"
 TRAINING_MODULE = "ftar_core.training.example"
 NCCL_MODULE = "ftar_core.ncclrun"
 # What a replica would import when it starts: torch, and what the first optimizer pulls in (2 s of a core).
@@ -69,6 +70,8 @@ def write_all(
         make_private(paths.node(node.name))
         config = paths.node(node.name) / "agent.yaml"
         write_private(config, to_yaml(agent_config(paths, manifest, node, credentials, leaders[node.replica])))
+    if manifest.options.policy_file:  # a copy: an agent that is started again reads it again
+        write_private(paths.root / POLICY, Path(manifest.options.policy_file).read_text(encoding="utf-8"))
     write_private(paths.inventory, to_yaml(inventory(manifest, nodes, credentials)))
     save(paths.processes, processes)
 
@@ -107,7 +110,8 @@ def agent_config(
     }
     if options.gpus:
         config["simulated_gpus"] = {"count": options.gpus, "profile": options.gpu_profile}
-    config["policy"] = {"mode": options.policy or ("act" if options.gpus else "observe")}
+    rules = {"file": str(paths.root / POLICY)} if options.policy_file else {}
+    config["policy"] = {"mode": options.policy or ("act" if options.gpus else "observe"), **rules}
     if options.job == NCCL:
         return config
     config["coordinator"] = {

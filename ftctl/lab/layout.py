@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -40,15 +41,13 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What the user asked for.
 
     `job`: training (replicas with a coordinator) or nccl (a rank a node that moves bytes through the NCCL plugin).
-    `spares`: further replicas that follow and take the place of one that is lost.
-    `evict_hung`: the coordinator takes a hung replica out, instead of only showing it.
-    `evict_diverged`: and a replica whose results differ from those of the majority.
-    `ranks`: processes of a replica, which share its model.
-    `checkpoint_every`: from one checkpoint to the next so many steps ("50") or so long ("10min"); empty: none are kept.
-    `gpus`: simulated GPUs of each node, of the model `gpu_profile`.
-    `policy`: the mode of the agents' policy; empty: act where there are GPUs, else observe.
-    `step_ms` is the paced length of a training step, or of a round of messages; `steps` 0 goes on without an end.
-    """
+    `spares`: further replicas that follow and take the place of one that is lost. `evict_hung`: the coordinator takes
+    a hung replica out, instead of only showing it. `evict_diverged`: and a replica whose results differ from those of
+    the majority. `ranks`: processes of a replica, which share its model. `checkpoint_every`: from one checkpoint to
+    the next so many steps ("50") or so long ("10min"); empty: none are kept. `gpus`: simulated GPUs of each node, of
+    the model `gpu_profile`. `policy`: the mode of the agents' policy; empty: act where there are GPUs, else observe.
+    `policy_file`: its rules, in the place of those that ship. `step_ms` is the paced length of a training step, or of
+    a round of messages; `steps` 0 goes on without an end."""
 
     name: str = "lab"
     replicas: int = 3
@@ -68,6 +67,7 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gpus: int = 0
     gpu_profile: str = "h100"
     policy: str = ""
+    policy_file: str = ""
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -130,6 +130,8 @@ def check(options: LabOptions) -> None:
     _within("replicas", options.replicas, 2 if options.job == NCCL else 1, MAX_NODES // each)
     if options.policy not in ("", *POLICY_MODES):
         raise UsageProblem(f"--policy {options.policy}", f"not one of {', '.join(POLICY_MODES)}", "ftctl lab up --help")
+    if options.policy_file:
+        _check_policy(options.policy_file)
     if options.job == NCCL and options.ranks != 1:
         raise UsageProblem(f"--ranks {options.ranks}", "with --job nccl every node has one rank", "ftctl lab up --help")
     if options.job == NCCL and options.spares:
@@ -149,6 +151,15 @@ def check(options: LabOptions) -> None:
         raise UsageProblem(f"--gpu-profile {options.gpu_profile}", f"not one of {known}", "ftctl lab up --help")
     if options.rate:
         rate_bits(options.rate)
+
+
+def _check_policy(file: str) -> None:
+    from agents.api.policyfile import PolicyProblem, read
+
+    try:
+        read(Path(file))
+    except PolicyProblem as error:
+        raise UsageProblem("--policy-file", str(error), f"ftctl policy validate {file}") from None
 
 
 def _check_interval(options: LabOptions) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,12 @@ class Hands:
         away = tuple(name for name in whom if name in self.away)
         return Fleet(4, self.out + len(self.away), bool(whom), tuple(whom), away)
 
-    def act(self, action: str, replica: str, reason: str, because: Because) -> str:
+    def act(self, action: str, replica: str, reason: str, because: Because, max_share: float) -> str:
         if self.fails:
             raise ApiProblem("coordinator", "coordinator of job lab", self.fails)
         assert because.incident
         assert because.action == action
+        assert max_share == 0.34
         self.done.append((action, replica))
         if action in ("evict", "drain"):
             self.away.add(replica)
@@ -353,5 +355,86 @@ def test_who_counts_as_out() -> None:
     assert fleet_of(job(r0="contributing", r1="draining"), "rejoin", ("r1",)).away == ("r1",), "it is not back yet"
     assert fleet_of(job(r0="contributing", r1="fetching"), "rejoin", ("r1",)).away == ()
     assert "no hot spare" in fleet_of(job(r0="contributing"), "promote", ("r0",)).problem
+    assert fleet_of(job(r0="contributing", r3="spare"), "evict", ("r0",)).spares == 1
     assert fleet_of(job(r0="contributing", r3="spare"), "promote", ("r0",)).problem == ""
     assert "knows no replica r9" in fleet_of(job(r0="contributing"), "evict", ("r9",)).problem
+
+
+class Log(Node):
+    """With a thread of its own, as in an agent."""
+
+    def start(self) -> None:
+        self.desk._listeners.clear()
+        self.runner.start()
+
+    def settle(self) -> None:
+        until(lambda: self.runner._heard.empty() and not self.runner._lost, "the policy is through")
+
+
+@pytest.mark.parametrize("code", ["31", "79"])
+def test_a_flood_of_equal_lines_heard_on_two_ways_is_one_decision_and_one_act(
+    tmp_path: Path, clock: FakeClock, code: str
+) -> None:
+    node = Log(tmp_path / "policy.json", clock, read())
+    node.start()
+    signal = replace({"31": XID31, "79": XID79}[code], process="4711", injected=False, fault="")
+    try:
+        ways = [threading.Thread(target=flood, args=(node.desk, replace(signal, via=via))) for via in ("nvml", "kmsg")]
+        for way in ways:
+            way.start()
+        for way in ways:
+            way.join()
+        node.settle()
+    finally:
+        node.runner.close()
+    (verdict,) = node.desk.verdicts()
+    assert verdict.count == 5000
+    assert len(node.told("decided")) == 1
+    assert node.hands.done == [("restart" if code == "31" else "evict", "r0")]
+
+
+def flood(desk: HealthDesk, signal: Signal) -> None:
+    for _ in range(5000):
+        desk.occur(signal)
+
+
+def test_what_was_not_heard_in_a_flood_is_decided_about_after_it(node: Node) -> None:
+    node.desk._listeners.clear()
+    node.desk.listen(node.runner.hear)
+    node.desk.occur(XID63)
+    recorded = News(node.desk.verdicts()[0])
+    for _ in range(MAX_QUEUE):
+        node.runner.hear(recorded)
+    node.desk.occur(XID79)  # finds no room
+    while not node.runner._heard.empty():
+        node.runner.handle(*node.runner._heard.get_nowait())
+    assert node.hands.done == []
+    node.wait(1)
+    assert node.hands.done == [("evict", "r0")]
+    assert [event.action for event in node.told("decided")] == ["watch", "evict"]
+    node.runner.hear(recorded)
+    node.runner._lost = 1
+    node.wait(1)
+    assert len(node.told("decided")) == 2, "each of them once"
+
+
+@pytest.mark.parametrize("before", ["act", "observe"])
+def test_a_mode_that_is_set_restarts_nothing_for_what_happened_before(
+    tmp_path: Path, clock: FakeClock, before: str
+) -> None:
+    """The line of an Xid 31 stands for a minute; the process that it was about is long gone when somebody says act."""
+    node = Node(tmp_path / "policy.json", clock, read(), before)
+    node.desk.occur(XID31)
+    done = list(node.hands.done)
+    node.wait(31)
+    for mode in ("recommend", "act"):
+        assert node.runner.set_mode(mode, "ann", "trust it")
+        while not node.runner._heard.empty():
+            node.runner.handle(*node.runner._heard.get_nowait())
+        node.wait(1)
+    assert node.hands.done == done == ([("restart", "r0")] if before == "act" else [])
+    assert "not done: it was decided about when it happened" in node.told("decided")[-1].reason
+    node.wait(120)
+    node.desk.tick()
+    node.desk.occur(replace(XID31, object="gpu 1"))
+    assert node.hands.done == [*done, ("restart", "r0")], "the next one is another matter"

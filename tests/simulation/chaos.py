@@ -386,7 +386,8 @@ class Chaos:
             server, force = self.rng.choice(alive), self.rng.random() < 0.2
             self.asked += 1
             incident = f"i-{self.asked}" if self.asked % 2 else ""  # an agent asks, or a person
-            reply = server.operate(op, name, force=force, incident=incident, **options)
+            share = 0.0 if self.asked % 7 else 0.5
+            reply = server.operate(op, name, force=force, incident=incident, max_share=share, **options)
             if self.asked % 5 == 0:
                 server.operate("restarts", self.names[self.asked % len(self.names)], incident=f"i-{self.asked}-again")
             self.world.say(f"!! operator: {op} {name}: {reply.code} {reply.text}")

@@ -356,3 +356,23 @@ def test_a_restart_that_is_announced_is_a_chain_too() -> None:
     assert chain[-1][0] == "epoch.new"
     assert ("replica.joined", "b") in chain
     assert {e.action for e in hand.world.events if e.incident == "i-2"} == {"restart"}
+
+
+def test_of_two_that_ask_in_one_moment_the_second_hears_that_too_many_would_be_out() -> None:
+    """Two nodes' policies looked at the job, saw that one may go, and ask."""
+    hand = with_spares("abc", "")
+    server = hand.world.server
+    assert server.operate("drain", "b", max_share=0.34).code == "ok"
+    refused = server.operate("evict", "c", max_share=0.34, force=True)
+    assert (refused.code, refused.text) == (
+        "refused",
+        "2 of 3 replicas would be out, at most 34% may be at one time",
+    )
+    assert server.operate("drain", "c", max_share=0.0).code == "ok", "an operator sets no such limit"
+
+
+def test_a_spare_makes_up_for_whoever_goes() -> None:
+    hand = with_spares()
+    server = hand.world.server
+    assert server.operate("drain", "b", max_share=0.2).code == "ok"
+    assert server.operate("drain", "c", max_share=0.2).code == "refused"
