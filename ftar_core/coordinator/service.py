@@ -189,7 +189,9 @@ class Service:
         self._busy = True
         try:
             while self._queue and self._exit is None:
-                self._carry_out(list(self._machine.handle(self._queue.popleft(), self._clock.now())))
+                effects = list(self._machine.handle(self._queue.popleft(), self._clock.now()))
+                if effects:  # most events are heartbeats, which have none
+                    self._carry_out(effects)
         finally:
             self._busy = False
 
@@ -420,9 +422,10 @@ class Service:
     # --- heartbeats ------------------------------------------------------------------------------------------------
 
     def _beats(self, _mask: int) -> None:
+        receive, known, feed = self._udp.recv, self._by_cookie, self._feed
         for _ in range(BEATS_A_TURN):
             try:
-                datagram, _address = self._udp.recvfrom(2048)
+                datagram = receive(heartbeat.LONGEST_BYTES + 1)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -431,9 +434,9 @@ class Service:
                 beat = heartbeat.parse(datagram)
             except WireError:
                 continue  # anybody can send anything; nothing is kept, nothing is answered
-            conn = self._by_cookie.get(beat.cookie)
+            conn = known.get(beat.cookie)
             if conn is not None:
-                self._feed(BeatSeen(conn, beat.phase, beat.step, beat.produced, beat.reduced, beat.team, beat.overdue))
+                feed(BeatSeen(conn, beat.phase, beat.step, beat.produced, beat.reduced, beat.team, beat.overdue))
 
     # --- housekeeping ----------------------------------------------------------------------------------------------
 
