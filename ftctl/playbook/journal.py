@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ftctl.errors import CliError, UsageProblem
+from ftctl.playbook.records import problem
 
 SCHEMA = 1
 Record = dict[str, Any]
@@ -103,13 +104,13 @@ def read(path: Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = json.loads(line, parse_constant=lambda _: None)  # a loss may be no number
+        except (ValueError, RecursionError):
             if number == len(lines):
                 break  # the controller was killed while it wrote this
             raise UsageProblem(f"{file}:{number}", "not a line of a journal") from None
-        if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-            raise UsageProblem(f"{file}:{number}", "not a line of a journal")
+        if wrong := problem(record):
+            raise UsageProblem(f"{file}:{number}", f"not a line of a journal: {wrong}")
         records.append(record)
     if not records or records[0]["kind"] != "run":
         raise UsageProblem(str(file), "no journal of a run", "ftctl chaos list --runs")

@@ -95,7 +95,7 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
 
 
 def _axis(last: float, x: Scale) -> list[str]:
-    step = next((s for s in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600) if last / s <= 12), 7200)
+    step = next((s for s in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600) if last / s <= 12), last / 10)
     found = []
     at = 0.0
     while at <= last:

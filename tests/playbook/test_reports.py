@@ -9,12 +9,15 @@ import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from ftctl.errors import UsageProblem
 from ftctl.playbook.journal import Journal
 from ftctl.report import html, junit, markdown
+from ftctl.report.comparing import compare_runs
 from ftctl.report.reading import Run, read_run
 from ftctl.report.timeline import Span, _lanes, _speed, svg
 
@@ -199,3 +202,42 @@ def test_a_browser_draws_the_page(tmp_path: Path) -> None:
     picture = shot.read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 30_000, "more than an empty page"
+
+
+STRANGE: tuple[object, ...] = (None, "x", -1, 1e308, float("nan"), [], {}, [1], {"a": 1}, True, "9" * 400, 2**70)
+
+
+def strange(rng: Random, thing: dict[str, object]) -> None:
+    """One value somewhere in it is another one, or missing."""
+    key = rng.choice(list(thing))
+    value = thing[key]
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = value[0]
+    if isinstance(value, dict) and value and rng.random() < 0.7:
+        strange(rng, value)
+    elif rng.random() < 0.3:
+        del thing[key]
+    else:
+        thing[key] = rng.choice(STRANGE)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_stands_in_a_journal_is_a_report_or_a_complaint(tmp_path: Path, seed: int) -> None:
+    """Journals travel: they are artifacts of CI, and come from disks that were full."""
+    a_run(tmp_path)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    rng = Random(seed)
+    for _ in range(3):
+        number = rng.choice([n for n, line in enumerate(lines) if '"sample"' not in line or rng.random() < 0.1])
+        record = json.loads(lines[number])
+        strange(rng, record)
+        lines[number] = json.dumps(record)
+    (tmp_path / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    try:
+        run = read_run(tmp_path)
+    except UsageProblem:
+        return
+    ET.fromstring(junit.render([run]))
+    assert "<h2>" in html.render([run])
+    assert markdown.render([run])
+    assert compare_runs([run], [run], tolerance=0.25)
