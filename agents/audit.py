@@ -9,7 +9,6 @@ Nothing of a token gets here: what is kept of a request is its body, its path an
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
 from pathlib import Path
@@ -17,8 +16,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agents.api.audit import AuditAnswer, AuditRecord
+from agents.auditfile import ROTATE_BYTES, append
 
-ROTATE_BYTES = 4 * 2**20
 WAITING = 1000
 MAX_LINE = 16 * 1024
 
@@ -40,7 +39,7 @@ class AuditLog:
                 return ""
             try:
                 while self._waiting:
-                    _append(self._path, self._waiting[0].model_dump_json().encode() + b"\n")
+                    append(self._path, self._waiting[0].model_dump_json().encode() + b"\n", ROTATE_BYTES)
                     self._waiting.popleft()
             except OSError as error:
                 self._trouble = f"{self._path}: {error.strerror or error}"
@@ -68,21 +67,3 @@ class AuditLog:
                     trouble = f"{path}: {error.strerror}"
             found.extend(record for record in self._waiting if record.time >= since)
             return AuditAnswer(records=list(found), trouble=self._trouble or trouble)
-
-
-def _append(path: Path, line: bytes) -> None:
-    """All of the line or nothing. Raises OSError."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(handle).st_size
-        if size and size + len(line) > ROTATE_BYTES:
-            os.replace(path, path.with_name(path.name + ".1"))
-            os.close(handle)
-            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            size = 0
-        written = os.write(handle, line)
-        if written < len(line):
-            os.ftruncate(handle, size)
-            raise OSError(28, "no space left for a whole record")
-    finally:
-        os.close(handle)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from agents.helper import settings as configuration
 from agents.helper.announced import Announced
+from agents.helper.audit import HelperAudit
 from agents.helper.server import HelperServer
 from agents.helper.service import Service
 from agents.helper.settings import HelperProblem, HelperSettings, uid_of
@@ -91,7 +92,10 @@ def _serve(settings: HelperSettings, server: HelperServer, service: Service, rig
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     let_through()
     emit("helper.started", settings.node, f"pid {os.getpid()}, listens on {settings.socket}, capabilities {rights}")
-    server.serve(service.answer, partial(emit, "helper.refused", settings.node), service.keep_watchdog)
+    audit = HelperAudit(
+        Path(settings.state_dir) / "audit.jsonl", settings.node, partial(emit, "audit.failed", settings.node)
+    )
+    server.serve(service.answer, partial(emit, "helper.refused", settings.node), service.keep_watchdog, audit)
     deadlines.close()
     left = service.close()
     emit("helper.ended", settings.node, "as asked")
@@ -123,7 +127,15 @@ def _service(settings: HelperSettings, config: Path, users: frozenset[int]) -> S
     )
     ledger = Ledger(ledger_directory(state_dir))
     kennel = Kennel(state_dir, "helper")
-    return Service(ledger, machine, limits, users=users, per_minute=settings.max_per_minute, kennel=kennel)
+    return Service(
+        ledger,
+        machine,
+        limits,
+        users=users,
+        cgroups=tuple(settings.process_cgroups),
+        per_minute=settings.max_per_minute,
+        kennel=kennel,
+    )
 
 
 def _summary(settings: HelperSettings) -> str:
@@ -134,11 +146,13 @@ def _summary(settings: HelperSettings) -> str:
         ("NICs", settings.protect.nics),
         ("replicas", settings.protect.replicas),
     )
+    groups = ", ".join(settings.process_cgroups)
     kept = ", ".join(f"{kind} {' '.join(patterns)}" for kind, patterns in kinds if patterns)
     return (
         f"heard: {settings.agent_user}; faults on {rails} and on processes of {users}; at most {settings.max_faults} at"
         f" a time, {settings.max_duration_s:g} s each, {settings.max_per_minute} a minute"
         f"{f'; never on {kept}' if kept else ''}"
+        f"{f'; processes in {groups} only' if groups else ''}"
     )
 
 

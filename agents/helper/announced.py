@@ -2,11 +2,14 @@
 
 The kernel says whose a process is (all four user ids of /proc/PID/status): it must be the agent's own user, who could
 signal it anyway, or one that root named in `process_users`. One whose ids differ (a set-user-id program) is not taken.
+Where root named `process_cgroups`, it must be in one of those too: which service a process belongs to is the kernel's
+word, not the agent's, and a shell or a database of that user is in none of them.
 """
 
 from __future__ import annotations
 
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from agents.faults.contract import Refusal
@@ -20,8 +23,9 @@ from agents.host.workers import NoWorkers, Worker, aimed_at
 class Announced(NoWorkers):
     """Workers of agents/host/workers.py, as of the request that is being carried out. One request at a time."""
 
-    def __init__(self, users: frozenset[int]) -> None:
+    def __init__(self, users: frozenset[int], cgroups: tuple[str, ...] = ()) -> None:
         self._users = users
+        self._cgroups = cgroups
         self._workers: tuple[Worker, ...] = ()
         self._coordinator: Worker | None = None
 
@@ -33,7 +37,7 @@ class Announced(NoWorkers):
             meant = (wish.coordinator,)
         for worker in meant:
             if why := self.problem(worker):
-                return Refusal("refused", why, "the helper's configuration on the node: process_users")
+                return Refusal("refused", why, "the helper's configuration on the node: process_users, process_cgroups")
         self._workers = meant if target != "coordinator" else ()
         self._coordinator = wish.coordinator
         return None
@@ -60,7 +64,22 @@ class Announced(NoWorkers):
         if len(users) != 1 or not users <= self._users:
             names = "/".join(str(user) for user in sorted(users))
             return f"{worker.text} belongs to user {names}, whose processes may not be faulted"
+        if self._cgroups and (why := _outside(worker.pid, self._cgroups)):
+            return f"{worker.text} {why}"
         return ""
+
+
+def _outside(pid: int, patterns: tuple[str, ...]) -> str:
+    """Why its control groups are none of root's; empty: one is. Only their owner moves processes into them."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""  # it has ended
+    groups = [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
+    if any(fnmatchcase(group, pattern) for group in groups for pattern in patterns):
+        return ""
+    shown = next((group for group in groups if group != "/"), "/")
+    return f"is in control group {shown}, and only processes in {', '.join(patterns)} may be faulted"
 
 
 def _users(pid: int) -> frozenset[int] | None:

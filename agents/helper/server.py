@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from agents.helper import wire
+from agents.helper.audit import HelperAudit
 from agents.helper.settings import HelperProblem, unsafe
 from agents.recovery.sockets import PATH_LIMIT, listen_unix, peer
 from ftar_core.errors import WireError
@@ -37,6 +38,7 @@ class HelperServer:
 
     def __init__(self, path: Path, agent_uid: int) -> None:
         self._path, self._agent_uid = path, agent_uid
+        self._audit: HelperAudit
         self._answer: Answer
         self._complain: Callable[[str], None]
         self._places = threading.BoundedSemaphore(CONNECTIONS)
@@ -69,9 +71,11 @@ class HelperServer:
             if stat.S_ISSOCK(self._path.lstat().st_mode):
                 os.chown(self._path, uid, -1, follow_symlinks=False)
 
-    def serve(self, answer: Answer, complain: Callable[[str], None], every: Callable[[], None]) -> None:
+    def serve(
+        self, answer: Answer, complain: Callable[[str], None], every: Callable[[], None], audit: HelperAudit
+    ) -> None:
         """`complain` hears of what was turned away, at most once a second; `every` is called about every two."""
-        self._answer, self._complain = answer, complain
+        self._answer, self._complain, self._audit = answer, complain, audit
         listener = self._listener
         assert listener is not None  # noqa: S101 - `open` came before
         poll = select.poll()
@@ -108,7 +112,8 @@ class HelperServer:
             return
         pid, uid = peer(sock)
         if uid != self._agent_uid:
-            self._say(f"process {pid} of user {uid} was turned away: only user {self._agent_uid} is heard")
+            if self._say(f"process {pid} of user {uid} was turned away: only user {self._agent_uid} is heard"):
+                self._audit.turned_away((pid, uid), f"only user {self._agent_uid} is heard")
             _send(sock, wire.Refused("refused", "ft-agent-helper", f"user {uid} is not heard here"), 0.0)
             sock.close()
             return
@@ -118,12 +123,12 @@ class HelperServer:
             sock.close()
             return
         try:
-            threading.Thread(target=self._one, args=(sock,), name="request", daemon=True).start()
+            threading.Thread(target=self._one, args=(sock, (pid, uid)), name="request", daemon=True).start()
         except RuntimeError:
             self._places.release()
             sock.close()
 
-    def _one(self, sock: socket.socket) -> None:
+    def _one(self, sock: socket.socket, caller: tuple[int, int]) -> None:
         try:
             with sock:
                 try:
@@ -135,7 +140,10 @@ class HelperServer:
                     return
                 except OSError:
                     return  # nobody is there any more, or nothing came
-                _send(sock, self._carry_out(sock, request), REPLY_S)
+                begun = time.monotonic()
+                reply = self._carry_out(sock, request)
+                self._audit.answered(request, reply, caller, time.monotonic() - begun)
+                _send(sock, reply, REPLY_S)
         finally:
             self._places.release()
 
@@ -147,12 +155,14 @@ class HelperServer:
             reason = f"a bug in the helper ({type(error).__name__}); its journal says more"
             return wire.Refused("in-force", "ft-agent-helper", reason, "ftctl faults")
 
-    def _say(self, text: str) -> None:
-        """Not more than once a second: a stranger must not fill the journal."""
+    def _say(self, text: str) -> bool:
+        """Not more than once a second: a stranger must not fill the journal. Whether it was said."""
         now = time.monotonic()
-        if now - self._complained_s >= 1.0:
-            self._complained_s = now
-            self._complain(text)
+        if now - self._complained_s < 1.0:
+            return False
+        self._complained_s = now
+        self._complain(text)
+        return True
 
 
 def _read(sock: socket.socket) -> wire.AnyRequest:

@@ -65,11 +65,12 @@ class Service:
         limits: Limits,
         *,
         users: frozenset[int],
+        cgroups: tuple[str, ...] = (),
         per_minute: int,
         kennel: Kennel,
     ) -> None:
         self.bulletin = Bulletin()
-        self._announced = Announced(users)
+        self._announced = Announced(users, cgroups)
         self._limits = limits
         self._kennel = kennel
         self._job = JobFacts()

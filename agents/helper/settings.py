@@ -22,6 +22,7 @@ from ftar_core.wire.ids import valid_name
 MAX_BYTES = 64 * 1024
 User = Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | Annotated[int, msgspec.Meta(ge=0, lt=2**32 - 1)]
 Device = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]{1,15}$")]
+Pattern = Annotated[str, msgspec.Meta(pattern=r"^/\S*$", max_length=256)]
 Absolute = Annotated[str, msgspec.Meta(pattern=r"^/.+")]
 
 
@@ -46,7 +47,8 @@ class Protect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class HelperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`agent_user` is the only one that is heard. Processes of `process_users` may be faulted beside its own; users are
     names or numbers. Faults last `max_duration_s` at most, `max_faults` are in force at a time, and `max_per_minute`
-    begin in any minute."""
+    begin in any minute. `process_cgroups`: patterns of control groups (as /proc/PID/cgroup has them); where some are
+    given, a process is faulted only if it is in one of them."""
 
     node: str
     agent_user: User
@@ -56,6 +58,7 @@ class HelperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     management_nic: Device | None = None
     protect: Protect = Protect()
     process_users: Annotated[list[User], msgspec.Meta(max_length=64)] = []
+    process_cgroups: Annotated[list[Pattern], msgspec.Meta(max_length=64)] = []
     max_faults: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 4
     max_duration_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 900.0
     max_per_minute: Annotated[int, msgspec.Meta(ge=1, le=6000)] = 120

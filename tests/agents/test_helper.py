@@ -21,6 +21,7 @@ from live_agent import until, write
 from live_helper import AGENT_UID, STRANGER_UID, LiveHelper, as_user, live_helper
 from pyroute2 import IPRoute
 
+from agents.api.audit import AuditRecord
 from agents.helper import wire
 from agents.helper.client import HelperGone
 from agents.helper.server import HelperServer
@@ -156,6 +157,51 @@ def test_a_process_of_the_agents_user_is_stopped_and_goes_on(node: Node) -> None
             assert letter(sleeper.pid) != "T"
         finally:
             sleeper.kill()
+
+
+def test_a_process_outside_of_the_control_groups_that_root_named_is_not_touched() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"], user=AGENT_UID, cwd="/") as sleeper:
+        try:
+            worker = Worker("r0", 0, sleeper.pid, start_time_of(sleeper.pid) or 0)
+            hang = wish(kind="proc-hang", nic="", replica="r0", workers=(worker,), allow_last_replica=True)
+            own = Path(f"/proc/{sleeper.pid}/cgroup").read_text().splitlines()[0].split(":", 2)[2]
+            for patterns, allowed in (([f"{own}*"], True), (["/ftctl-replicas.slice/*", "/nowhere"], False)):
+                with live_helper(process_cgroups=patterns) as helper:
+                    helper.start()
+                    answer = helper.ask(hang)
+                    if allowed:
+                        made(answer)
+                        assert letter(sleeper.pid) == "T"
+                        assert helper.stop() == 0
+                    else:
+                        words = "only processes in /ftctl-replicas.slice/*, /nowhere may be faulted"
+                        assert words in refused(answer).reason
+                    assert letter(sleeper.pid) != "T"
+        finally:
+            sleeper.kill()
+
+
+def test_the_helper_writes_down_what_it_was_asked_and_by_whom(node: Node) -> None:
+    helper = node.helper.start()
+    fault = made(helper.ask(wish(reason="drill\nof the week")))
+    refused(helper.ask(wish(nic="mgmt0", reason="try")))
+    helper.ask(wire.Look())
+    made(helper.ask(wire.Revert(fault.entry.id, "by ann")))
+    helper.socket.chmod(0o666)
+    refused(helper.ask(wire.Look(), uid=STRANGER_UID))
+    path = helper.state / "audit.jsonl"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    until(lambda: len(path.read_text().splitlines()) >= 4, "the stranger is written down")
+    inject, turned, revert, stranger = (AuditRecord.model_validate_json(line) for line in path.read_text().splitlines())
+    assert (inject.action, inject.target, inject.who, inject.why) == ("inject", "rail0", "ann", "drill of the week")
+    assert inject.source.endswith(f"of user {AGENT_UID}")
+    assert (inject.result, inject.detail) == ("ok", f"{fault.entry.id} active")
+    assert inject.asks == {"kind": "link-down", "duration_s": 30.0}
+    assert (turned.result, turned.why) == ("refused", "try")
+    assert "management NIC" in turned.detail
+    assert (revert.action, revert.target, revert.detail) == ("revert", fault.entry.id, f"{fault.entry.id} reverted")
+    assert (stranger.action, stranger.result) == ("connect", "refused")
+    assert f"user {STRANGER_UID}" in stranger.source
 
 
 def letter(pid: int) -> str:
