@@ -36,6 +36,7 @@ from agents.health.xidtable import read as xid_table
 from agents.helper.remote import RemoteFaults
 from agents.helper.split import SplitFaults
 from agents.host.gpus import NodeGpus, Seen
+from agents.host.kmsg import KernelLine
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
 from agents.host.pidfile import Taken, only_one
@@ -196,6 +197,7 @@ class _Daemon:
             end_agent=_end_after,
             workers=Roster(self._supervisor, self._registry),
             gpus=gpus,
+            kernel_line=KernelLine(settings.kmsg_device),
         )
         limits = Limits(
             node=settings.node,
@@ -388,6 +390,7 @@ def _gpu_monitor(settings: AgentSettings, on_xid: Callable[[XidSeen], None]) -> 
             tuple((gpu.index, gpu.pids) for gpu in summary.devices),
             summary.note,
             {gpu.index: gpu.uuid for gpu in summary.devices},
+            monitor.slots(),
         )
 
     def announce(index: int, code: int) -> None:

@@ -95,6 +95,7 @@ class AgentSettings(Section):
     expect_gpus: int | None = Field(default=None, ge=0, le=1024)  # fewer that answer is a fault of the node
     simulated_gpus: SimulatedGpuSettings | None = None
     kernel_log: Path | None = Path("/dev/kmsg")  # none: it is not read
+    kmsg_device: Path | None = Path("/dev/kmsg")  # where gpu-xid --kmsg writes its line; none: nowhere
     verdict_files: list[Path] = Field(default_factory=list, max_length=16)  # what other monitors write (JSON)
     xid_table: Path | None = None  # changes to agents/health/xids.yaml, in the same form
     sysfs_root: Path = Path("/sys")

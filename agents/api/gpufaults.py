@@ -16,9 +16,21 @@ GPU_FAULTS = (
     Spec(
         "gpu-xid",
         "Report an Xid of a GPU, as its driver would. Simulated GPUs raise it in their driver, and fall off the bus"
-        " with 79; of real ones it is an event inside this agent only",
+        " with 79; of real ones it is an event inside this agent only, unless --kmsg is given",
         "gpu",
-        (Param("xid", "int", "Its code", minimum=1, maximum=MAX_XID), _GPU),
+        (
+            Param("xid", "int", "Its code", minimum=1, maximum=MAX_XID),
+            _GPU,
+            Param(
+                "kmsg", "bool", "Of a real GPU, also write the driver's line, marked, to the kernel log", default=False
+            ),
+            Param(
+                "expect_remediation",
+                "bool",
+                "With --kmsg: other health daemons of the node will drain or reboot it, and that is meant",
+                default=False,
+            ),
+        ),
     ),
     Spec("gpu-lost", "Let a simulated GPU answer no call any more, as one that fell off the bus would", "gpu", (_GPU,)),
     Spec(

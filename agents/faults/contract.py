@@ -107,6 +107,10 @@ class Fault(ABC, Generic[U]):
     def plan(self, machine: Machine, target: Target, params: Params) -> U:
         """The undo record: all that is needed to take it back, read from the system before the change."""
 
+    def named(self, undo: U, fault_id: str) -> U:
+        """The record of the fault that is now called so. Same record by default."""
+        return undo
+
     @abstractmethod
     def inject(self, machine: Machine, undo: U) -> None:
         """Make the change. Reads only the record, so that what is done is what was written down."""

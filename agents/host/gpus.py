@@ -29,6 +29,10 @@ class Gpus(Protocol):
         """Empty: not known."""
         ...
 
+    def slot(self, gpu: int) -> str:
+        """Its PCI slot, "0000:04:00"; empty: not known."""
+        ...
+
     def pids(self, gpu: int) -> tuple[int, ...]:
         """The processes that compute on it, as far as the driver tells."""
         ...
@@ -52,6 +56,9 @@ class NoGpus:
     def uuid(self, gpu: int) -> str:
         return ""
 
+    def slot(self, gpu: int) -> str:
+        return ""
+
     def pids(self, gpu: int) -> tuple[int, ...]:
         return ()
 
@@ -66,6 +73,7 @@ class Seen:
     gpus: Sequence[tuple[int, Sequence[int]]] = ()
     note: str = ""
     uuids: Mapping[int, str] = field(default_factory=dict)
+    slots: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,9 @@ class NodeGpus:
 
     def uuid(self, gpu: int) -> str:
         return self.look().uuids.get(gpu, "")
+
+    def slot(self, gpu: int) -> str:
+        return self.look().slots.get(gpu, "")
 
     def pids(self, gpu: int) -> tuple[int, ...]:
         return next((tuple(pids) for index, pids in self.look().gpus if index == gpu), ())

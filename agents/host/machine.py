@@ -10,6 +10,7 @@ from agents.host import coordinators
 from agents.host.clock import Clock, SystemClock
 from agents.host.errors import HostError
 from agents.host.gpus import Gpus, NoGpus
+from agents.host.kmsg import KernelLine
 from agents.host.links import Links, NetlinkLinks
 from agents.host.netns import may_change_network, namespace_inode
 from agents.host.nft import Nft, NftProgram
@@ -28,8 +29,8 @@ class Machine:
 
     `netns` is the number of the network namespace, `net_admin` the right to change it, `scratch` a directory of the
     agent's own for faults that keep something on disk, `rails` the devices that are declared as such, `workers` the
-    training processes here, `gpus` what they compute on, `coordinator` the process of the job's coordinator (HostError
-    if it is not here), `end_agent` kills the agent after so many seconds.
+    training processes here, `gpus` what they compute on, `kernel_line` writes to the kernel log, `coordinator` the
+    process of the job's coordinator (HostError if it is not here), `end_agent` kills the agent after so many seconds.
     """
 
     scratch: Path
@@ -45,4 +46,5 @@ class Machine:
     coordinator: Callable[[], Worker] = coordinators.unknown
     end_agent: Callable[[float], None] = _not_the_agent
     gpus: Gpus = field(default_factory=NoGpus)
+    kernel_line: KernelLine = field(default_factory=KernelLine)
     net_admin: bool = field(default_factory=may_change_network)

@@ -303,11 +303,12 @@ class Injector:
         ) or fault.check(self._machine, target, params)
         if refusal is not None:
             raise FaultProblem.refused(str(target), refusal)
-        undo = fault.plan(self._machine, target, params)
+        name = f"f-{secrets.token_hex(4)}"
+        undo = fault.named(fault.plan(self._machine, target, params), name)
         clock = self._machine.clock
         now_boot_s = clock.boot_s()
         return Entry(
-            id=f"f-{secrets.token_hex(4)}",
+            id=name,
             kind=fault.kind,
             target=target,
             params=params,

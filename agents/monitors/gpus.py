@@ -100,6 +100,10 @@ class GpuMonitor:
         """Index and UUID of the GPU in that slot ("0000:04:00"), as it was while it answered."""
         return self._at.get(pci)
 
+    def slots(self) -> dict[int, str]:
+        """The other way round."""
+        return {index: pci for pci, (index, _uuid) in list(self._at.items())}
+
     def observed(self, faults: Mapping[int, str]) -> list[Observed]:
         """For the incident book: the last reading. `faults`: index of a GPU -> id of the open fault on it, -1: on the
         driver, which is an object of its own from the first time that it could not be asked."""

@@ -107,6 +107,7 @@ def agent_config(
         "blast_radius": NO_BOUNDS,
         "breaker": {"replicas_percent": 0},
         "kernel_log": None,  # there is one for the whole machine, whose GPUs are no lab's
+        "kmsg_device": None,
     }
     if options.gpus:
         config["simulated_gpus"] = {"count": options.gpus, "profile": options.gpu_profile}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
 from fake_links import FakeClock
+from live_agent import until
 
 from agents.api.gpufaults import THROTTLE_REASONS
 from agents.api.words import FaultState
 from agents.faults.catalog import CATALOG
+from agents.health.desk import HealthDesk
+from agents.health.xidtable import read as read_table
 from agents.host.gpus import NodeGpus, NoGpus, Seen, users_of
+from agents.host.kmsg import KernelLine
 from agents.host.machine import Machine
 from agents.host.simgpus import THROTTLE, SimulatedGpus
 from agents.host.workers import Worker
@@ -20,6 +25,9 @@ from agents.injection.injector import Injection, Injector
 from agents.injection.ledger import Ledger
 from agents.injection.problems import FaultProblem
 from agents.injection.watchdog import Watchdog
+from agents.monitors.kernellog import KernelLog
+from agents.monitors.nvml_child import XidSeen
+from agents.monitors.xids import XidDesk
 
 LIMITS = Limits("node1", (), None, max_faults=8, max_duration_s=900)
 
@@ -178,3 +186,79 @@ def test_a_real_gpu_is_throttled_by_its_power_limit_which_is_put_back(
     limit.write_text("500000")
     monkeypatch.setenv("FAKE_DENIED", "1")
     assert "Insufficient Permissions" in node.refused("gpu-throttle")
+
+
+class RealNode(Node):
+    """Two GPUs that are no simulated ones, their driver's log, and an agent that follows it. Between the file that
+    stands for /dev/kmsg and the log that is followed, `kernel` does what the kernel does to what user space
+    writes."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self.device, self.log = folder / "kmsg", folder / "log"
+        for file in (self.device, self.log):
+            file.touch()
+        self.desk = HealthDesk("node1", lambda *_args, **_more: None)
+        xids = XidDesk(self.desk, read_table(), lambda gpu: next(iter(self.open_faults()), ""))
+        slots = {0: "0000:04:00", 1: "0000:05:00"}
+        gpus = NodeGpus(
+            lambda: Seen(((0, ()), (1, ())), "", {0: "GPU-a", 1: "GPU-b"}, slots),
+            lambda gpu, code: xids.seen(XidSeen(gpu, "GPU-b", code, 0.0, injected=True)),
+        )
+        places = {slot: (gpu, f"GPU-{gpu}") for gpu, slot in slots.items()}
+        self.monitor = KernelLog(self.log, self.desk, xids, places.get)
+        super().__init__(
+            dataclasses.replace(machine, gpus=gpus, kernel_line=KernelLine(self.device)), Ledger(folder / "faults")
+        )
+
+    def open_faults(self) -> list[str]:
+        return [entry.id for entry in self.injector.entries() if entry.open]
+
+    def kernel(self) -> str:
+        (line,) = self.device.read_text().splitlines()
+        priority, _, text = line.removeprefix("<").partition(">")
+        with self.log.open("a") as log:
+            log.write(f"{int(priority)},4711,815,-;{text}\n")
+        return line
+
+
+def test_a_line_in_the_kernel_log_is_marked_and_is_heard_as_one_with_the_fault(
+    machine: Machine, tmp_path: Path
+) -> None:
+    node = RealNode(machine, tmp_path)
+    node.monitor.start()
+    try:
+        until(lambda: any(one.ok for one in node.desk.answer().monitors), "the log is followed")
+        name = node.inject("gpu-xid", xid=79, gpu=1, kmsg=True, expect_remediation=True)
+        line = "NVRM: Xid (PCI:0000:05:00): 79, name=ftctl, GPU has fallen off the bus."
+        assert node.kernel() == f"<12>{line} (injected by ftctl fault {name})"
+        until(lambda: len(node.desk.verdicts()[0].evidence) == 2, "the line is heard")
+    finally:
+        node.monitor.close()
+    (verdict,) = node.desk.verdicts()
+    assert (verdict.object, verdict.code, verdict.fault, verdict.count) == ("gpu 1", "xid.79", name, 1)
+    assert verdict.injected
+    assert "its line stays in the kernel log" in node.injector.revert(name, "test").detail
+    node.desk.tick(node.open_faults())
+    assert node.desk.verdicts() == [], "it counts as long as the fault, although the line stays"
+
+
+def test_the_kernel_log_takes_two_words_a_right_and_real_gpus(machine: Machine, node: Node, tmp_path: Path) -> None:
+    real = RealNode(machine, tmp_path)
+    both = {"kmsg": True, "expect_remediation": True}
+    assert "they may drain or reboot it" in real.refused("gpu-xid", xid=79, kmsg=True)
+    assert "none would be written" in real.refused("gpu-xid", xid=79, expect_remediation=True)
+    assert "GPUs are simulated" in node.refused("gpu-xid", xid=79, **both)
+    blind = NodeGpus(lambda: Seen(((0, ()),)), lambda gpu, code: None)
+    unplaced = Node(dataclasses.replace(real.machine, gpus=blind), Ledger(tmp_path / "unplaced"))
+    assert "its PCI slot is not known" in unplaced.refused("gpu-xid", xid=79, **both)
+    real.device.unlink()
+    assert "there is no" in real.refused("gpu-xid", xid=79, **both)
+    real.device.touch(0o444)
+    if os.geteuid():
+        assert "no right to write" in real.refused("gpu-xid", xid=79, **both)
+    elsewhere = dataclasses.replace(real.machine, kernel_line=KernelLine())
+    assert "may not write to the kernel log" in Node(elsewhere, Ledger(tmp_path / "more")).refused(
+        "gpu-xid", xid=79, **both
+    )
+    assert real.device.read_bytes() == b""
+    assert real.injector.entries() == []
