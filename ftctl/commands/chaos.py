@@ -242,6 +242,11 @@ def run(
             if not finished:
                 raise
             trouble.append(error)
+        except KeyboardInterrupt:
+            if not finished:
+                raise
+            left = ", ".join(book.name for book in books if book.name not in {run.name for run in finished})
+            trouble.append(CliError("interrupted", f"not run: {left}", code=ExitCode.INTERRUPTED))
     runs.show(world, output_only(world, flags.output), finished)
     trouble += files.write(world, [run.directory for run in finished])
     for problem in trouble:

@@ -135,6 +135,17 @@ def test_a_lab_that_does_not_go_loses_no_run_that_is_over(
     assert "unplug" in result.out
     assert (folder / "s.md").exists()
 
+    def stopped(*_args: object, finished: list[conduct.Finished], **_more: object) -> None:
+        finished.append(conduct.Finished("unplug", run, "passed", ExitCode.OK, "", ""))
+        raise KeyboardInterrupt
+
+    (folder / "second.yaml").write_text(BOOK.replace("unplug", "second"))
+    monkeypatch.setattr(conduct, "in_labs", stopped)
+    result = bare("chaos", "run", str(book), str(folder / "second.yaml"), "--lab", "--junit", str(folder / "j.xml"))
+    assert result.code == 130
+    assert "not run: second" in result.err
+    assert (folder / "j.xml").exists()
+
 
 def test_labs_whose_agents_remember_what_they_did_are_nobody_elses() -> None:
     plain, acting = lifecycle.LabOptions(name="a"), lifecycle.LabOptions(name="a", policy="act")
