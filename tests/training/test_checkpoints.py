@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -181,6 +183,45 @@ def test_a_disk_that_is_full_costs_the_checkpoint_and_nothing_else(job: Job) -> 
     assert written(job) == []
     assert not list((job.path / "checkpoints").glob(".step-*"))
     assert "checkpoint.failed" in (job.path / "coordinator.log").read_text()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_file_system_without_room_is_said_and_the_next_checkpoint_is_tried(job: Job, small_disk: Path) -> None:
+    kept = ftar_core.Checkpoint(small_disk, every=10, at_end=False)
+    job.coordinator(replicas=2)
+    job.start("r0", "r1", steps=100_000, step_ms=10, width=8000, checkpoint=kept)
+
+    def failed() -> list[str]:
+        return [line["reason"] for name in ("r0", "r1") for line in job.lines(name, "checkpoint-failed")]
+
+    until(failed, job.logs)
+    assert all(reason.endswith(": No space left on device") for reason in failed()), failed()
+    assert steps_in(small_disk) == []
+    until(lambda: "checkpoint.failed" in (job.path / "coordinator.log").read_text(), job.logs)
+    with job.operator() as operator:
+        view = operator.request("status").job
+    assert view is not None
+    assert view.checkpoint.failures > 0
+    assert view.checkpoint.failed.endswith(": No space left on device")
+    job.wait_step("r0", max(job.steps("r0")) + 10)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    until(lambda: steps_in(small_disk), lambda: f"with room, the next one is written\n{job.logs()}")
+    assert "Traceback" not in job.logs()
+    for name in ("r0", "r1"):
+        job.kill(name)
 
 
 def test_a_second_job_is_kept_out_of_the_directory(job: Job, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +28,7 @@ import msgspec
 
 from ftar_core.errors import CheckpointError
 
+UNKNOWN = -1  # history
 SCHEMA = 2  # 1 had no history
 MANIFEST, TREE, METADATA, DAMAGED = "ftar.json", "ftar.state", ".metadata", "damaged"
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
@@ -132,26 +133,26 @@ def look(directory: Path, step: int) -> Found:
 
 
 def survey(directory: Path) -> list[Found]:
-    """All complete ones, the newest last: by history, then by step. Raises OSError (not for a directory that is not
-    there)."""
-    return sorted(
-        (glance(directory / complete_name(step), step) for step in steps_in(directory)),
-        key=lambda found: (found.history, found.step),
-    )
+    """All complete ones, the newest last: by history, then by step. Whose manifest cannot be read may be of the last
+    history: that it is passed by is said then. Raises OSError (not for a directory that is not there)."""
+    found = [glance(directory / complete_name(step), step) for step in steps_in(directory)]
+    last = max([0, *(one.history for one in found)])
+    found = [replace(one, history=last) if one.history == UNKNOWN else one for one in found]
+    return sorted(found, key=lambda one: (one.history, one.step))
 
 
 def glance(path: Path, step: int) -> Found:
     """`look`, for who decides about it otherwise."""
-    history = 0
+    history = UNKNOWN
     try:
         manifest = read_manifest(path)
         history = manifest.history
         if (path / DAMAGED).exists():
             return Found(path, step, None, _first_line(path / DAMAGED), history)
     except OSError as error:
-        return Found(path, step, None, f"{MANIFEST}: {error.strerror}")
+        return Found(path, step, None, f"{MANIFEST}: {error.strerror}", history)
     except ValueError as error:
-        return Found(path, step, None, f"{MANIFEST}: {error}")
+        return Found(path, step, None, f"{MANIFEST}: {error}", history)
     except NewerVersion as error:
         return Found(path, step, None, str(error), error.history, error)
     if manifest.step != step:
