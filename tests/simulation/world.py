@@ -59,8 +59,9 @@ from ftar_core.protocol.events import (
 )
 from ftar_core.protocol.member import Member
 from ftar_core.protocol.record import Claim, Record
+from ftar_core.wire.codec import to_leader_of_several
 from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
-from ftar_core.wire.messages import Deal, EpochInfo, EventView, Hello, MemberInfo, Message, OpReply, OpRequest
+from ftar_core.wire.messages import Commit, Deal, EpochInfo, EventView, Hello, MemberInfo, Message, OpReply, OpRequest
 
 from .truth import ROTATION, Result, Truth, Violation, balanced
 
@@ -338,7 +339,7 @@ class Life:
                 self.epoch, self.step, self.deal = epoch, step, deal
                 self.contributed, self.result, self.preparing, self.looks = False, None, None, False
             case ApplyCommit(commit):
-                self._apply(commit)
+                self._apply(commit.whole())
             case RestoreState():
                 self.looks = True
             case FollowSources(sources, fresh):
@@ -625,7 +626,10 @@ class World:
     def deliver_down(self, link: Link) -> bool:
         if not link.down or link.broken or not link.life_open or not link.life.alive:
             return False
-        link.life.feed(Received(link.down.popleft()))
+        message = link.down.popleft()
+        if isinstance(message, Commit) and link.conn % 2:  # this one is read as the leader of several ranks does
+            message = to_leader_of_several.decode(msgspec.msgpack.encode(message))
+        link.life.feed(Received(message))
         return True
 
     def notice_server(self, link: Link) -> None:
