@@ -207,6 +207,7 @@ class _Daemon:
             max_duration_s=settings.max_duration_s,
             protection=tuple(filter(None, (settings.protect.of(str(config)),))),
             blast=settings.blast_radius.of(str(config)),
+            listen=None if listeners.tcp_address is None else listeners.tcp_address.host,
         )
         ledger = Ledger(ledger_directory(settings.state_dir))
         job = partial(relay.facts, f"agent-{settings.node}")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agents.api.blast import RULES
+from agents.api.blast import OVERRIDES
 from agents.api.faultspecs import Param, ParamValue, Spec
 
 NodeOption = Annotated[str, typer.Option("--node", metavar="NODES", help="Where: node1, or several as node[0-3].")]
@@ -44,7 +44,7 @@ OverrideOption = Annotated[
     typer.Option(
         "--override",
         metavar="RULE",
-        help=f"A limit of the blast radius not to hold to ({', '.join(RULES)}); takes a --reason. May be repeated.",
+        help=f"A limit not to hold to ({', '.join(OVERRIDES)}); takes a --reason. May be repeated.",
     ),
 ]
 

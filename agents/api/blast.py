@@ -25,6 +25,10 @@ FELT_BY_NOBODY = ("noop", "agent-kill")
 FELT_BY_NOBODY = ("noop", "agent-kill")
 Rule = Literal["faults", "nodes", "replicas", "same-replica"]
 RULES: tuple[Rule, ...] = get_args(Rule)
+Override = (
+    Rule | Literal["cut-off"]
+)  # what a request may lift, with a reason; the last: a fault that cuts the agent off
+OVERRIDES: tuple[Override, ...] = (*RULES, "cut-off")
 
 
 @dataclass(frozen=True)

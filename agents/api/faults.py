@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from agents.api.base import Answer, Request
-from agents.api.blast import RULES, Rule
+from agents.api.blast import OVERRIDES, Override
 from agents.api.safety import BlastSaid, FleetSaid, ProtectSaid
 from agents.api.words import FaultState
 
@@ -72,7 +72,9 @@ class InjectRequest(Request):
     protect: ProtectSaid | None = None  # more than the agent's own settings protect: a playbook's
     blast: BlastSaid | None = None  # narrower limits than the agent's own: a playbook's
     fleet: FleetSaid | None = None  # what is known of other nodes, for the limits of the blast radius
-    override: list[Rule] | None = Field(default=None, max_length=len(RULES))  # limits not to hold to; takes a reason
+    override: list[Override] | None = Field(
+        default=None, max_length=len(OVERRIDES)
+    )  # limits not to hold to; takes a reason
     dead_man_s: float | None = None  # revert when the controller is silent for so long (POST /v1/faults/{id}/keepalive)
 
 

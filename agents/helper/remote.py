@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from agents.api.protect import Protection
 from agents.faults.catalog import CATALOG, AnyFault
 from agents.faults.contract import Target
@@ -18,10 +20,10 @@ from agents.helper import wire
 from agents.helper.client import HelperGone, ask
 from agents.host.errors import HostError
 from agents.host.machine import Machine
-from agents.injection.guard import Facts, JobFacts, Limits, OpenFault, blast_radius
+from agents.injection.guard import CUT_OFF_S, Facts, JobFacts, Limits, OpenFault, blast_radius, cut_off, reachable
 from agents.injection.ledger import Damaged, Entry
 from agents.injection.problems import FaultProblem
-from agents.injection.wish import Injection, asks_the_job, wish_of
+from agents.injection.wish import Injection, addresses_of, asks_the_job, wish_of
 
 RETRY_S = 1.0
 ASK_S = 17.5
@@ -171,9 +173,17 @@ class RemoteFaults:
             self._tidied()
             opened = (*self.open_faults(), *self._elsewhere())
             target = Target(self._node, wish.nic, wish.replica, wish.rank)
-            facts = Facts((), opened, frozenset(), request.here, job)
-            if refusal := blast_radius(wish_of(fault, wish, target), facts, self._limits):
+            wished = wish_of(fault, wish, target)
+            try:
+                addresses = addresses_of(self._machine, self._limits, wish)
+            except HostError as error:
+                raise FaultProblem("failed", thing, f"nothing was injected: {error}") from None
+            facts = Facts((), opened, frozenset(), request.here, job, addresses)
+            if refusal := blast_radius(wished, facts, self._limits) or reachable(wished, facts, self._limits):
                 raise FaultProblem.refused(thing, refusal)
+            if cut_off(wished, facts, self._limits):
+                dead_man_s = min(CUT_OFF_S, wish.dead_man_s or CUT_OFF_S)
+                request = msgspec.structs.replace(request, dead_man_s=dead_man_s)
             return self._one(request, thing, nothing="nothing was injected")
         finally:
             self._gate.release()

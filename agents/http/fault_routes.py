@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request
 
 from agents.api.blast import NO_FLEET, NO_LIMITS
 from agents.api.models import FaultSpec, FaultView, InjectRequest, RevertAnswer
@@ -45,7 +45,7 @@ async def faults(agent: ThisAgent, _who: Viewer) -> list[FaultView]:
 
 
 @router.post("/v1/faults")
-async def inject(agent: ThisAgent, who: Chaos, wish: InjectRequest) -> FaultView:
+async def inject(agent: ThisAgent, who: Chaos, wish: InjectRequest, request: Request) -> FaultView:
     """Inject. The answer comes when the fault was seen to be in force, or surely is not."""
     _allowed(agent)
     if not wish.dry_run:
@@ -68,6 +68,8 @@ async def inject(agent: ThisAgent, who: Chaos, wish: InjectRequest) -> FaultView
         blast=NO_LIMITS if wish.blast is None else wish.blast.limits(),
         fleet=NO_FLEET if wish.fleet is None else wish.fleet.fleet(),
         override=tuple(dict.fromkeys(wish.override or ())),
+        via=_address(request.scope.get("server")),
+        client=_address(request.scope.get("client")),
         protection=() if wish.protect is None else (wish.protect.protection(),),
     )
     target = "/".join(part for part in (agent.settings.node, wish.nic or wish.replica) if part)
@@ -113,6 +115,13 @@ async def _watched(agent: Agent) -> None:
     """No fault without a watchdog."""
     if agent.kennel.pid is None:
         await agent.fault_pool.call("watchdog", "failed", agent.start_watchdog)
+
+
+def _address(of: object) -> str:
+    """(host, port) of a connection; empty for a Unix socket."""
+    if not isinstance(of, tuple | list) or len(of) != 2 or not isinstance(of[1], int):
+        return ""
+    return str(of[0]).partition("%")[0].removeprefix("::ffff:")
 
 
 def _params(wish: InjectRequest) -> Params:

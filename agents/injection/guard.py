@@ -17,6 +17,8 @@ from agents.faults.contract import Params, Refusal
 from agents.host.links import Nic, find
 
 MIN_DEAD_MAN_S = 1.0
+CUT_OFF_S = 10.0  # a fault that cuts the agent off is taken back when nobody was heard for so long
+EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - what is compared with, not what is bound
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Limits:
     max_duration_s: float
     protection: tuple[Protection, ...] = ()
     blast: Blast = NO_LIMITS
+    listen: str | None = None  # the address at which the agent is reached; None: over a Unix socket only
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ class Wish:
     blast: Blast = NO_LIMITS
     fleet: Fleet = NO_FLEET
     override: tuple[str, ...] = ()
+    via: str = ""  # the address of this node over which the request came; empty: a Unix socket
+    client: str = ""  # where it came from
+    peers: tuple[str, ...] = ()  # addresses that the fault cuts off
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class Facts:
     default_route: frozenset[int]  # indexes of devices that carry a default route
     replicas: tuple[str, ...] = ()  # with processes on this node
     job: JobFacts = JobFacts()
+    addresses: tuple[tuple[str, str], ...] = ()  # (device, address)
 
 
 def judge(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
@@ -95,6 +102,7 @@ def judge(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
         _duration(wish, limits)
         or (_nic(wish, facts, limits) if wish.target == "nic" else None)
         or _protected(wish, facts, limits)
+        or reachable(wish, facts, limits)
         or _replica(wish, facts)
         or _gpu(wish, facts)
         or _whole_node(wish, facts, limits)
@@ -146,6 +154,28 @@ def _protected(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
         if why := protection.why(limits.node, nics, replicas):
             return Refusal("refused", why, f"another target, or change `protect` in {protection.source}")
     return None
+
+
+def cut_off(wish: Wish, facts: Facts, limits: Limits) -> str:
+    """What would be lost of the way to the agent; empty: nothing. Where it listens at one address, that is the way;
+    where it listens at all of them, the one over which the request came."""
+    if not wish.takes_out:
+        return ""
+    if wish.client and wish.client in wish.peers:
+        return f"{wish.client}, from where this is asked, would be cut off from {limits.node}"
+    if wish.peers:
+        return ""  # what it cuts off are other nodes
+    way = wish.via if limits.listen in EVERYWHERE else limits.listen
+    hit = (wish.nic,) if wish.nic else limits.rails if wish.rails else ()
+    found = next((nic for nic, address in facts.addresses if way and address == way and nic in hit), "")
+    return f"{found} has {way}, at which this agent is reached" if found else ""
+
+
+def reachable(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
+    if "cut-off" in wish.override or not (why := cut_off(wish, facts, limits)):
+        return None
+    hint = f"--override cut-off --reason TEXT: it is then taken back after {CUT_OFF_S:g} s without its controller"
+    return Refusal("refused", f"{why}: nobody could take the fault back from afar", hint)
 
 
 def _replica(wish: Wish, facts: Facts) -> Refusal | None:

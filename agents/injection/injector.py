@@ -21,12 +21,12 @@ from agents.host.errors import HostError
 from agents.host.machine import Machine
 from agents.injection.beats import Beats
 from agents.injection.book import Book, Emit
-from agents.injection.guard import Facts, JobFacts, Limits, OpenFault, check_params, judge
+from agents.injection.guard import CUT_OFF_S, Facts, JobFacts, Limits, OpenFault, check_params, cut_off, judge
 from agents.injection.ledger import Damaged, Entry, Ledger, LedgerError
 from agents.injection.lifecycle import Move, after
 from agents.injection.problems import FaultProblem
 from agents.injection.reverting import BACKOFF_S, LOCK_TIMEOUT_S, Reverter
-from agents.injection.wish import Injection, asks_the_job, open_fault, wish_of
+from agents.injection.wish import Injection, addresses_of, asks_the_job, open_fault, wish_of
 
 __all__ = ["Injection", "Injector"]
 
@@ -296,13 +296,13 @@ class Injector:
         unsupported = fault.unsupported(self._machine)
         if unsupported:
             raise FaultProblem("unsupported", f"{fault.kind} on {target}", unsupported)
-        refusal = judge(
-            wish_of(fault, wish, target),
-            self._facts(fault, job),
-            self._limits,
-        ) or fault.check(self._machine, target, params)
+        wished, facts = wish_of(fault, wish, target), self._facts(fault, wish, job)
+        refusal = judge(wished, facts, self._limits) or fault.check(self._machine, target, params)
         if refusal is not None:
             raise FaultProblem.refused(str(target), refusal)
+        dead_man_s = wish.dead_man_s
+        if cut_off(wished, facts, self._limits):
+            dead_man_s = min(CUT_OFF_S, wish.dead_man_s or CUT_OFF_S)
         name = f"f-{secrets.token_hex(4)}"
         undo = fault.named(fault.plan(self._machine, target, params), name)
         clock = self._machine.clock
@@ -320,7 +320,7 @@ class Injector:
             boot_id=clock.boot_id(),
             created_boot_s=now_boot_s,
             deadline_boot_s=now_boot_s + wish.duration_s,
-            dead_man_s=wish.dead_man_s,
+            dead_man_s=dead_man_s,
             heard_boot_s=now_boot_s,
             state=FaultState.ARMED,
             detail="would be injected" if wish.dry_run else "about to be injected",
@@ -329,13 +329,15 @@ class Injector:
             undo=msgspec.Raw(msgspec.json.encode(undo)),
         )
 
-    def _facts(self, fault: AnyFault, job: JobFacts) -> Facts:
+    def _facts(self, fault: AnyFault, wish: Injection, job: JobFacts) -> Facts:
         opened = (*self.open_faults(), *(self.elsewhere() if callable(self.elsewhere) else self.elsewhere))
         replicas = tuple(sorted({worker.replica for worker in self._machine.workers.all()} | set(self.here)))
+        aimed_at_rails = fault.target == "nic" or fault.spec.rails
+        addresses = addresses_of(self._machine, self._limits, wish) if aimed_at_rails else ()
         if fault.target != "nic":
-            return Facts((), opened, frozenset(), replicas, job)
+            return Facts((), opened, frozenset(), replicas, job, addresses)
         links = self._machine.links
-        return Facts(links.nics(), opened, links.default_route_indexes(), replicas, job)
+        return Facts(links.nics(), opened, links.default_route_indexes(), replicas, job, addresses)
 
     def _make(self, fault: AnyFault, entry: Entry) -> Entry:
         """The change itself, under the lock, with the undo on disk. Active, or still armed when it went wrong."""

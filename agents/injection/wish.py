@@ -9,6 +9,7 @@ from agents.api.blast import FELT_BY_NOBODY, NO_FLEET, NO_LIMITS, Blast, Fleet
 from agents.api.protect import Protection
 from agents.faults.catalog import AnyFault
 from agents.faults.contract import Params, Target
+from agents.host.machine import Machine
 from agents.injection.guard import Limits, OpenFault, Wish
 from agents.injection.ledger import Entry
 
@@ -17,7 +18,8 @@ from agents.injection.ledger import Entry
 class Injection:
     """A wish to inject, checked for form only. `nic` and `replica` empty where not given; durations in seconds.
     `protection`, `blast`: what holds for whoever asks beside the agent's own; `fleet`: what they know of other nodes;
-    `override`: rules of the blast radius that are not to hold, which takes a reason."""
+    `override`: limits that are not to hold, which takes a reason; `via`, `client`: of a request over the network, this
+    node's address and that of whoever asks."""
 
     kind: str
     owner: str
@@ -36,6 +38,8 @@ class Injection:
     blast: Blast = NO_LIMITS
     fleet: Fleet = NO_FLEET
     override: tuple[str, ...] = ()
+    via: str = ""
+    client: str = ""
 
 
 def wish_of(fault: AnyFault, asked: Injection, target: Target) -> Wish:
@@ -57,6 +61,9 @@ def wish_of(fault: AnyFault, asked: Injection, target: Target) -> Wish:
         blast=asked.blast,
         fleet=asked.fleet,
         override=asked.override,
+        via=asked.via,
+        client=asked.client,
+        peers=tuple(part.strip() for part in str(asked.params.get("peers", "")).split(",") if part.strip()),
     )
 
 
@@ -66,6 +73,15 @@ def asks_the_job(fault: AnyFault, asked: Injection, limits: Limits) -> bool:
         return False
     takes_some = fault.spec.takes_out and fault.target in ("replica", "node", "gpu") and not asked.allow_last_replica
     return takes_some or limits.blast.counts_replicas or asked.blast.counts_replicas
+
+
+def addresses_of(machine: Machine, limits: Limits, asked: Injection) -> tuple[tuple[str, str], ...]:
+    """(device, address); none are read where nobody comes over the network. Raises HostError."""
+    if limits.listen is None and not asked.via:
+        return ()
+    names = {nic.index: nic.name for nic in machine.links.nics()}
+    found = machine.links.all_addresses().items()
+    return tuple((names[index], one.address) for index, own in found if index in names for one in own)
 
 
 def open_fault(entry: Entry, now_boot_s: float, catalog: Mapping[str, AnyFault]) -> OpenFault:

@@ -115,7 +115,7 @@ def _one_of_nic_and_rail(kind: str, wish: Wish) -> None:
 
 
 def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
-    from agents.api.blast import RULES
+    from agents.api.blast import OVERRIDES
     from agents.api.models import InjectRequest
     from ftctl import durations
     from ftctl.client import injection
@@ -153,7 +153,7 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
                     dry_run=wish.dry_run,
                     allow_last_rail=wish.allow_last_rail,
                     allow_last_replica=wish.allow_last_replica,
-                    override=[rule for rule in RULES if rule in wish.override] or None,
+                    override=[rule for rule in OVERRIDES if rule in wish.override] or None,
                     **more,
                 )
                 for node, nic in nics.items()
@@ -175,13 +175,13 @@ def _run(cluster: Cluster, kind: str, wish: Wish, find_spec: Any) -> ExitCode:
 
 def _overrides(wish: Wish) -> None:
     """Raises UsageProblem."""
-    from agents.api.blast import RULES
+    from agents.api.blast import OVERRIDES
     from ftctl.errors import UsageProblem
 
     for rule in wish.override:
-        if rule not in RULES:
-            near = difflib.get_close_matches(rule, RULES, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(RULES)}"
+        if rule not in OVERRIDES:
+            near = difflib.get_close_matches(rule, OVERRIDES, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(OVERRIDES)}"
             raise UsageProblem(f"--override {rule}", f"there is no such rule ({meant})")
     if wish.override and not wish.reason.strip():
         raise UsageProblem("--override", "a reason is required", "--reason TEXT")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from agents.api.blast import RULES, Rule
+from agents.api.blast import OVERRIDES, Override
 from agents.api.safety import BlastNarrowed, ProtectRules
 from ftctl.playbook import expressions, facts, mixes, moments
 from ftctl.playbook.objectives import MIN_FOR_P95, BreakerLimits, Limits, Objectives
@@ -100,7 +100,7 @@ class Timed(Strict):
 
 class Fault(Strict):
     """A fault and what it is aimed at. `with`: its parameters, as `ftctl inject KIND --help` lists them. `override`:
-    limits of the blast radius that it is not held to."""
+    limits that it is not held to."""
 
     inject: Name
     target: Target = Target()
@@ -108,7 +108,7 @@ class Fault(Strict):
     duration: Duration = 60.0
     allow_last_rail: bool = False
     allow_last_replica: bool = False
-    override: list[Rule] = Field(default_factory=list, max_length=len(RULES))
+    override: list[Override] = Field(default_factory=list, max_length=len(OVERRIDES))
 
 
 class Inject(Fault, Timed):
