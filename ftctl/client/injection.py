@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from agents.api.models import FaultState, FaultView, InjectRequest, RevertAnswer
 from ftctl.client.agent import AgentClient
@@ -65,22 +66,22 @@ def deferred(on_first: str, agents: Agents) -> Iterator[Interrupt]:
             agents.world.say(on_first)
         interrupt.set = True
 
-    taken: list[signal.Signals] = []
+    taken: list[tuple[signal.Signals, Any]] = []
     for number in _SIGNALS:
         if signal.getsignal(number) is signal.SIG_IGN:
             continue  # nohup, or a shell's background job: to be ignored as before
+        before = signal.getsignal(number) or signal.SIG_DFL
         try:
             loop.add_signal_handler(number, note, number)
-            taken.append(number)
+            taken.append((number, before))
         except (ValueError, RuntimeError, NotImplementedError):  # not the main thread, or not Unix
             break
     try:
         yield interrupt
     finally:
-        for number in taken:
-            loop.remove_signal_handler(number)
-            if interrupt.over:
-                signal.signal(number, signal.SIG_IGN)
+        for number, before in taken:
+            loop.remove_signal_handler(number)  # which leaves the default, not what was there before
+            signal.signal(number, signal.SIG_IGN if interrupt.over else before)
 
 
 @dataclass

@@ -158,6 +158,22 @@ def test_ctrl_c_cleans_up_first(ftctl: Run, cluster: FakeCluster, book: Path, fo
     assert records(folder)[-1]["word"] == "interrupted"
 
 
+def test_whoever_took_a_signal_before_takes_it_again(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
+    """A lab is removed after its last playbook: a second SIGTERM must not kill whoever does that."""
+    taken: list[int] = []
+
+    def take(number: int, _frame: object) -> None:
+        taken.append(number)
+
+    before = signal.signal(signal.SIGTERM, take)
+    try:
+        assert ftctl("chaos", "run", str(book)).code == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert taken == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_ctrl_c_while_the_steady_state_is_waited_for(ftctl: Run, cluster: FakeCluster, book: Path) -> None:
     book.write_text(BOOK.replace("contributing == 3}", "contributing == 9, within: 5m}"))
     timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
