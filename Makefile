@@ -73,7 +73,7 @@ vm: setup
 
 chaos: setup
 	@mkdir -p build/chaos
-	@.venv/bin/ftctl chaos run playbooks $(if $(TAG),--tag $(TAG)) --lab --out build/chaos/runs \
+	@.venv/bin/ftctl chaos run playbooks $(if $(strip $(TAG)),--tag $(TAG)) --lab --out build/chaos/runs \
 	  --junit build/chaos/junit.xml --html build/chaos/report.html --markdown build/chaos/summary.md $(CHAOS_ARGS)
 
 check: setup
