@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 MAX_BYTES = 64 * 1024  # a sysfs attribute is at most a page; this bounds whatever lies under a test's root
@@ -10,14 +11,20 @@ MAX_BYTES = 64 * 1024  # a sysfs attribute is at most a page; this bounds whatev
 class Sysfs:
     def __init__(self, root: Path = Path("/sys")) -> None:
         self.root = root
+        self._prefix = f"{root}/"
 
     def text(self, path: str) -> str | None:
         """The attribute's text without surrounding blanks; None if it is not there or has no value now (EINVAL)."""
         try:
-            with (self.root / path).open("rb") as file:
-                return file.read(MAX_BYTES).decode("utf-8", "replace").strip()
+            handle = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC)  # hundreds a second: no objects around it
         except OSError:
             return None
+        try:
+            return os.read(handle, MAX_BYTES).decode("utf-8", "replace").strip()
+        except OSError:
+            return None
+        finally:
+            os.close(handle)
 
     def number(self, path: str) -> int | None:
         text = self.text(path)

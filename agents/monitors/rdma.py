@@ -7,6 +7,7 @@ happened while the agent was away is seen too."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
@@ -92,7 +93,7 @@ class RdmaMonitor:
     """`read` wants to be called about once a second, from one thread; `clear` by any."""
 
     def __init__(self, sysfs: Sysfs, memory: PortMemory | None = None, limits: RdmaLimits | None = None) -> None:
-        self._sysfs = sysfs
+        self._ports = _Ports(sysfs)
         self._memory = memory
         self._limits = limits or RdmaLimits()
         self._rules = self._limits.rules
@@ -102,7 +103,7 @@ class RdmaMonitor:
 
     def read(self, now: float, wall: float, left_out: Collection[str] = ()) -> list[Observed]:
         """`now` monotonic, `wall` Unix seconds; `left_out`: network devices whose ports are not to be watched."""
-        ports = {port.name: port for port in ports_of(self._sysfs, left_out)}
+        ports = self._ports.read(left_out)
         with self._lock:
             if not self._loaded:
                 self._load(now, wall)
@@ -234,33 +235,50 @@ class RdmaMonitor:
         return PortRecord(history.past, dict(history.minute[-1][1]) if history.minute else {}, up=history.up)
 
 
-def ports_of(sysfs: Sysfs, left_out: Collection[str] = ()) -> list[Port]:
-    """All RDMA ports but those of virtual functions and of the network devices `left_out`, at most MAX_PORTS."""
-    root = sysfs.root / "class/infiniband"
+class _Ports:
+    """All RDMA ports but those of virtual functions, at most MAX_PORTS. What a port cannot change is read once."""
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        self._sysfs = sysfs
+        self._root = f"{sysfs.root}/class/infiniband"
+        self._known: dict[str, tuple[str, str, dict[str, str]]] = {}  # board, layer, files of counters; by port
+
+    def read(self, left_out: Collection[str]) -> dict[str, Port]:
+        """`left_out`: network devices whose ports are not to be watched."""
+        names = [(device, number) for device in _names(self._root) for number in self._numbers(device, left_out)]
+        found = {f"{device}/{number}": self._port(device, number) for device, number in names[:MAX_PORTS]}
+        self._known = {name: known for name, known in self._known.items() if name in found}
+        return found
+
+    def _numbers(self, device: str, left_out: Collection[str]) -> list[str]:
+        base = f"{self._root}/{device}/device"
+        if os.path.exists(f"{base}/physfn") or any(os.path.exists(f"{base}/net/{name}") for name in left_out):
+            return []
+        return _names(f"{self._root}/{device}/ports")
+
+    def _port(self, device: str, number: str) -> Port:
+        name, base = f"{device}/{number}", f"class/infiniband/{device}"
+        at = f"{base}/ports/{number}"
+        if name not in self._known:
+            text = self._sysfs.text
+            self._known[name] = (text(f"{base}/board_id") or "", text(f"{at}/link_layer") or "", self._files(at))
+        board, layer, files = self._known[name]
+        values = {counter: self._sysfs.number(file) for counter, file in files.items()}
+        counters = {counter: value for counter, value in values.items() if value is not None}
+        state, phys, rate = (self._sysfs.text(f"{at}/{word}") or "" for word in ("state", "phys_state", "rate"))
+        width = self._sysfs.text(f"{base}/device/current_link_width") or ""
+        return Port(name, state, phys, rate, width, board, layer, counters)
+
+    def _files(self, at: str) -> dict[str, str]:
+        places = [(folder, set(_names(f"{self._sysfs.root}/{at}/{folder}"))) for folder in ("hw_counters", "counters")]
+        return {name: f"{at}/{folder}/{name}" for folder, there in places for name in COUNTER_RULES if name in there}
+
+
+def _names(folder: str) -> list[str]:
     try:
-        found = sorted(path for path in root.glob("*/ports/*") if not (path.parents[1] / "device/physfn").exists())
-        if left_out:
-            found = [p for p in found if not any((p.parents[1] / "device/net" / name).exists() for name in left_out)]
+        return sorted(os.listdir(folder))
     except OSError:
         return []
-    return [_port(sysfs, path.parents[1].name, path.name) for path in found[:MAX_PORTS]]
-
-
-def _port(sysfs: Sysfs, device: str, number: str) -> Port:
-    base = f"class/infiniband/{device}"
-    at = f"{base}/ports/{number}"
-    counters: dict[str, int] = {}
-    for name in COUNTER_RULES:
-        for folder in ("counters", "hw_counters"):
-            value = sysfs.number(f"{at}/{folder}/{name}")
-            if value is not None:
-                counters[name] = value
-                break
-    width, board = (sysfs.text(f"{base}/{name}") or "" for name in ("device/current_link_width", "board_id"))
-    state, phys, rate, layer = (
-        sysfs.text(f"{at}/{name}") or "" for name in ("state", "phys_state", "rate", "link_layer")
-    )
-    return Port(f"{device}/{number}", state, phys, rate, width, board, layer, counters)
 
 
 def _state(port: Port) -> str:
