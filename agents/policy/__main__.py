@@ -1,10 +1,14 @@
-"""`python -m agents.policy`: write POLICIES.md, the table of what is decided, from the default policy."""
+"""`python -m agents.policy`: write POLICIES.md, the tables of what is decided, from the default policy and the Xids."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from agents.api.policyfile import read
+from agents.api.policyfile import Policy, read
+from agents.api.words import Action, Health
+from agents.health.xidtable import NAMED
+from agents.health.xidtable import read as read_xids
+from agents.policy.engine import Finding, Fleet, Past, decide
 
 PAGE = Path(__file__).with_name("POLICIES.md")
 
@@ -28,7 +32,52 @@ def page() -> str:
         did = r.action + (" and cordon" if r.cordon else "") + (f", run {r.hook[0]}" if r.hook else "")
         cells = [r.name, r.kind, ", ".join(r.codes), ", ".join(r.health), ", ".join(r.suggests)]
         lines.append("| " + " | ".join([*(cell or "any" for cell in cells), times, did]) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_xids(policy)]) + "\n"
+
+
+def _xids(policy: Policy) -> list[str]:
+    """What the policy decides about each Xid of the table, as it decides in an agent."""
+    table = read_xids()
+    lines = [
+        "\n## What each Xid comes to\n",
+        "From `agents/health/xids.yaml` (which `xid_table` in an agent's configuration changes) and the rules above, in the",
+        "mode `act`. *Again*: seen on the same GPU, or unit of it, as often as the table says within its time. An Xid that the",
+        "table does not know is degraded, and somebody is asked to look.\n",
+        "| Xid | meaning | verdict | suggests | decision | again |",
+        "|---|---|---|---|---|---|",
+    ]
+    for code, row in sorted(table.rows.items()):
+        first = _decided(policy, code, row.health, row.action)
+        again = ""
+        if row.repeat is not None:
+            unit = " of a unit" if row.unit else ""
+            often = f"{row.repeat.times} times{unit} in {row.repeat.within_s:g} s"
+            again = f"{often}: {_decided(policy, code, row.health, row.repeat.action)}"
+        special = [
+            f"follows Xid {row.follows}, which decides" if row.follows not in (None, NAMED) else "",
+            "follows the Xid that it names, which decides" if row.follows == NAMED else "",
+            f"if fatal: {_decided(policy, code, Health.UNHEALTHY, row.fatal)}" if row.fatal is not None else "",
+            "if its process died, else watch" if row.if_died else "",
+            "the recovery that it announces decides" if row.recovery else "",
+        ]
+        note = "; ".join(word for word in special if word)
+        cells = [
+            str(code),
+            row.meaning,
+            row.health.value,
+            row.action.value,
+            f"{first} ({note})" if note else first,
+            again,
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return lines
+
+
+def _decided(policy: Policy, code: int, health: Health, suggests: Action) -> str:
+    finding = Finding("node1/gpu 0", "gpu", health.value, f"xid.{code}", suggests.value)
+    decision = decide(policy, "act", finding, Past(), Fleet(8, whom=("r0",)), now=0.0)
+    rule = next(rule for rule in policy.rules if rule.name == decision.rule)
+    return decision.action + (" and cordon" if rule.cordon else "")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agents.api.policyfile import PolicyProblem, parse, read
+from agents.health.xidtable import read as read_xids
 from agents.policy.__main__ import PAGE, page
 from agents.policy.engine import Decision, Finding, Fleet, Past, decide
 
@@ -83,3 +84,17 @@ def test_bad_files(text: str, problem: str) -> None:
     with pytest.raises(PolicyProblem) as caught:
         parse(text)
     assert problem in str(caught.value)
+
+
+def test_the_page_says_what_is_decided_about_every_xid() -> None:
+    rows = {cells[1].strip(): cells for line in page().splitlines() if len(cells := line.split("|")) == 8}
+    assert {str(code) for code in read_xids().rows} <= set(rows)
+    decided = {code: rows[code][5].strip() for code in ("31", "63", "79", "95")}
+    assert decided == {"31": "restart", "63": "watch", "79": "evict and cordon", "95": "evict"}
+    assert rows["31"][6].strip().endswith("evict")
+
+
+def test_rdma_ports_are_a_network_too() -> None:
+    port = Finding("node1/rdma mlx5_0/1", "rdma", "unhealthy", "rdma.down")
+    assert ask(port).action == "watch"
+    assert ask(port, Past([(800.0, port)])).action == "drain"
