@@ -40,9 +40,9 @@ def _xids(policy: Policy) -> list[str]:
     table = read_xids()
     lines = [
         "\n## What each Xid comes to\n",
-        "From `agents/health/xids.yaml` (which `xid_table` in an agent's configuration changes) and the rules above, in the",
-        "mode `act`. *Again*: seen on the same GPU, or unit of it, as often as the table says within its time. An Xid that the",
-        "table does not know is degraded, and somebody is asked to look.\n",
+        "From `agents/health/xids.yaml` (which `xid_table` in an agent's configuration changes) and the rules above,",
+        "in the mode `act`. *Again*: seen on the same GPU, or unit of it, as often as the table says within its time.",
+        "An Xid that the table does not know is degraded, and somebody is asked to look.\n",
         "| Xid | meaning | verdict | suggests | decision | again |",
         "|---|---|---|---|---|---|",
     ]
