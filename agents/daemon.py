@@ -225,6 +225,7 @@ class _Daemon:
                 halted=self._halt.why,
                 elsewhere=local.open_faults,
                 limits=limits,
+                **({"proof": self._registry.proof} if self._registry is not None else {}),
             )
             self._injector = SplitFaults(local, remote)
         self._cordon = Cordon(settings.state_dir / "cordon.json", settings.node, emit)

@@ -133,6 +133,7 @@ def _service(settings: HelperSettings, config: Path, users: frozenset[int]) -> S
         limits,
         users=users,
         cgroups=tuple(settings.process_cgroups),
+        registered_only=settings.registered_only,
         per_minute=settings.max_per_minute,
         kennel=kennel,
     )

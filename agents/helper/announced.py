@@ -23,14 +23,16 @@ from agents.host.workers import NoWorkers, Worker, aimed_at
 class Announced(NoWorkers):
     """Workers of agents/host/workers.py, as of the request that is being carried out. One request at a time."""
 
-    def __init__(self, users: frozenset[int], cgroups: tuple[str, ...] = ()) -> None:
+    def __init__(self, users: frozenset[int], cgroups: tuple[str, ...] = (), *, registered_only: bool = False) -> None:
         self._users = users
         self._cgroups = cgroups
+        self._registered_only = registered_only
         self._workers: tuple[Worker, ...] = ()
         self._coordinator: Worker | None = None
 
-    def take(self, wish: Inject, target: str) -> Refusal | None:
-        """From now on these count, unless one that is meant may not be faulted. `target` is the fault's kind of it."""
+    def take(self, wish: Inject, target: str, proven: frozenset[int] = frozenset()) -> Refusal | None:
+        """From now on these count, unless one that is meant may not be faulted. `target` is the fault's kind of it.
+        `proven`: processes that made a connection to the agent, by the kernel's word."""
         self._workers, self._coordinator = (), None
         meant = {"replica": aimed_at(wish.workers, wish.replica, wish.rank), "node": wish.workers}.get(target, ())
         if target == "coordinator" and wish.coordinator is not None:
@@ -38,6 +40,9 @@ class Announced(NoWorkers):
         for worker in meant:
             if why := self.problem(worker):
                 return Refusal("refused", why, "the helper's configuration on the node: process_users, process_cgroups")
+            if self._registered_only and target != "coordinator" and worker.pid not in proven:
+                why = f"{worker.text} never registered with the agent, so that nothing shows that it is a rank"
+                return Refusal("refused", why, "the helper's configuration on the node: registered_only")
         self._workers = meant if target != "coordinator" else ()
         self._coordinator = wish.coordinator
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from agents.helper import wire
@@ -23,8 +24,8 @@ class HelperGone(Exception):
         self.sent = sent
 
 
-def ask(path: Path, request: wire.AnyRequest, timeout_s: float) -> wire.AnyReply:
-    """Raises HelperGone. A refusal is an answer."""
+def ask(path: Path, request: wire.AnyRequest, timeout_s: float, proofs: Sequence[int] = ()) -> wire.AnyReply:
+    """Raises HelperGone. A refusal is an answer. `proofs`: descriptors that go along (SCM_RIGHTS)."""
     until = time.monotonic() + timeout_s
     sent = False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -34,14 +35,16 @@ def ask(path: Path, request: wire.AnyRequest, timeout_s: float) -> wire.AnyReply
                 sock.connect(name)
             sent = True
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # turned away: the reason is there to read
-                sock.sendall(encode(wire.Asked(wire.VERSION, request)))
+                data = encode(wire.Asked(wire.VERSION, request))
+                sent_bytes = socket.send_fds(sock, [data], list(proofs)) if proofs else 0
+                sock.sendall(data[sent_bytes:])
             parser = FrameParser(wire.reply, wire.REPLY_LIMIT)
             while True:
                 sock.settimeout(max(0.01, until - time.monotonic()))
-                data = sock.recv(1 << 18)
-                if not data:
+                answer = sock.recv(1 << 18)
+                if not answer:
                     raise HelperGone("it closed the connection without an answer", sent=True)
-                found = parser.feed(data)
+                found = parser.feed(answer)
                 if found:
                     return found[0]
         except TimeoutError:

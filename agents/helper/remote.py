@@ -7,8 +7,10 @@ without the agent's doing.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,6 +22,7 @@ from agents.helper import wire
 from agents.helper.client import HelperGone, ask
 from agents.host.errors import HostError
 from agents.host.machine import Machine
+from agents.host.workers import Worker
 from agents.injection.guard import CUT_OFF_S, Facts, JobFacts, Limits, OpenFault, blast_radius, cut_off, reachable
 from agents.injection.ledger import Damaged, Entry
 from agents.injection.problems import FaultProblem
@@ -44,10 +47,12 @@ class RemoteFaults:
         halted: Callable[[], str] = str,
         elsewhere: Callable[[], tuple[OpenFault, ...]] = tuple,
         limits: Limits,
+        proof: Callable[[Worker], int | None] = lambda _worker: None,
     ) -> None:
         self._path, self._node, self._machine, self._emit = path, node, machine, emit
         self._job, self._elsewhere = job, elsewhere
         self.halted = halted
+        self._proof = proof  # a descriptor of the connection that a rank made to the agent
         self._limits = limits  # the agent's own; the helper has root's
         self._lock = threading.Lock()
         self._faults: dict[str, wire.Fault] = {}
@@ -184,9 +189,19 @@ class RemoteFaults:
             if cut_off(wished, facts, self._limits):
                 dead_man_s = min(CUT_OFF_S, wish.dead_man_s or CUT_OFF_S)
                 request = msgspec.structs.replace(request, dead_man_s=dead_man_s)
-            return self._one(request, thing, nothing="nothing was injected")
+            with self._proofs(request.workers) as proofs:
+                return self._one(request, thing, nothing="nothing was injected", proofs=proofs)
         finally:
             self._gate.release()
+
+    @contextmanager
+    def _proofs(self, workers: tuple[Worker, ...]) -> Iterator[list[int]]:
+        found = [one for one in map(self._proof, workers[: wire.PROOFS]) if one is not None]
+        try:
+            yield found
+        finally:
+            for one in found:
+                os.close(one)
 
     def revert(self, name: str, why: str) -> Entry:
         return self._one(wire.Revert(name[:64], why[:500]), f"fault {name}")
@@ -210,8 +225,8 @@ class RemoteFaults:
             self._several(wire.RevertAll("the agent was started anew"), f"faults of {self._node}")
             self._tidy = False
 
-    def _one(self, request: wire.AnyRequest, thing: str, nothing: str = "") -> Entry:
-        reply = self._ask(request, thing, nothing)
+    def _one(self, request: wire.AnyRequest, thing: str, nothing: str = "", proofs: Sequence[int] = ()) -> Entry:
+        reply = self._ask(request, thing, nothing, proofs)
         if not isinstance(reply, wire.One):
             raise FaultProblem("in-force", thing, "the helper answers something else than it was asked", HINT)
         if not (isinstance(request, wire.Inject) and request.dry_run):
@@ -225,10 +240,10 @@ class RemoteFaults:
         self._keep(reply.stamp, reply.faults)
         return [one.entry for one in reply.faults]
 
-    def _ask(self, request: wire.AnyRequest, thing: str, nothing: str) -> wire.AnyReply:
+    def _ask(self, request: wire.AnyRequest, thing: str, nothing: str, proofs: Sequence[int] = ()) -> wire.AnyReply:
         """Anything but a refusal. `nothing`: what can be said if the request never went out. Raises FaultProblem."""
         try:
-            reply = ask(self._path, request, ASK_S)
+            reply = ask(self._path, request, ASK_S, proofs)
         except HelperGone as error:
             code = "failed" if nothing and not error.sent else "in-force"
             said = f"{nothing}: " if code == "failed" else ""

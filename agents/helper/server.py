@@ -30,7 +30,7 @@ REQUEST_S = 3.0  # a request is there within so long
 REPLY_S = 5.0
 RDHUP = 0x2000  # POLLRDHUP, poll(2); Python has no name for it on all versions
 
-Answer = Callable[[wire.AnyRequest, Callable[[], bool]], wire.AnyReply]
+Answer = Callable[[wire.AnyRequest, Callable[[], bool], frozenset[int]], wire.AnyReply]
 
 
 class HelperServer:
@@ -132,7 +132,7 @@ class HelperServer:
         try:
             with sock:
                 try:
-                    request = _read(sock)
+                    request, proven = _read(sock)
                 except WireError as error:
                     self._say(f"a request was turned away: {error}")
                     hint = "install the same ftctl for agent and helper"
@@ -141,15 +141,15 @@ class HelperServer:
                 except OSError:
                     return  # nobody is there any more, or nothing came
                 begun = time.monotonic()
-                reply = self._carry_out(sock, request)
+                reply = self._carry_out(sock, request, proven)
                 self._audit.answered(request, reply, caller, time.monotonic() - begun)
                 _send(sock, reply, REPLY_S)
         finally:
             self._places.release()
 
-    def _carry_out(self, sock: socket.socket, request: wire.AnyRequest) -> wire.AnyReply:
+    def _carry_out(self, sock: socket.socket, request: wire.AnyRequest, proven: frozenset[int]) -> wire.AnyReply:
         try:
-            return self._answer(request, lambda: _gone(sock))
+            return self._answer(request, lambda: _gone(sock), proven)
         except Exception as error:  # noqa: BLE001 - a bug must be told, not end the only one who can undo
             self._say(f"a bug ({type(error).__name__}: {error})")
             reason = f"a bug in the helper ({type(error).__name__}); its journal says more"
@@ -165,22 +165,45 @@ class HelperServer:
         return True
 
 
-def _read(sock: socket.socket) -> wire.AnyRequest:
-    """Raises WireError, OSError."""
+def _read(sock: socket.socket) -> tuple[wire.AnyRequest, frozenset[int]]:
+    """The request, and the processes at the other ends of connections that came along. Raises WireError, OSError."""
     parser = FrameParser(wire.asked, wire.REQUEST_LIMIT)
     until = time.monotonic() + REQUEST_S
-    while True:
-        sock.settimeout(max(0.01, until - time.monotonic()))
-        data = sock.recv(65536)
-        if not data or time.monotonic() > until:
-            raise OSError(0, "it ended early")
-        found = parser.feed(data)
-        if found:
-            if found[0].version != wire.VERSION:
-                raise WireError(f"the agent speaks version {found[0].version}, this helper {wire.VERSION}")
-            if len(found) > 1 or parser.begun:
-                raise WireError("more than one request on a connection")
-            return found[0].request
+    passed: list[int] = []
+    try:
+        while True:
+            sock.settimeout(max(0.01, until - time.monotonic()))
+            data, more, _flags, _from = socket.recv_fds(sock, 65536, wire.PROOFS, socket.MSG_CMSG_CLOEXEC)
+            passed += more
+            if not data or time.monotonic() > until:
+                raise OSError(0, "it ended early")
+            found = parser.feed(data)
+            if len(passed) > wire.PROOFS:
+                raise WireError(f"more than {wire.PROOFS} descriptors came along")
+            if found:
+                if found[0].version != wire.VERSION:
+                    raise WireError(f"the agent speaks version {found[0].version}, this helper {wire.VERSION}")
+                if len(found) > 1 or parser.begun:
+                    raise WireError("more than one request on a connection")
+                return found[0].request, frozenset(filter(None, map(_other_end, passed)))
+    finally:
+        for one in passed:
+            os.close(one)
+
+
+def _other_end(descriptor: int) -> int:
+    """The process that made this connection, as the kernel noted it then, if it still holds it; 0: there is none.
+
+    Of a connection that the agent made itself the kernel would name whoever listens there. That end is told by the name
+    of its peer: one that listens has a name, one that connects, as a rank does, has none.
+    """
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as sock:
+            if sock.family != socket.AF_UNIX or sock.getpeername() or _gone(sock):
+                return 0
+            return peer(sock)[0]
+    except OSError:
+        return 0  # no socket at all
 
 
 def _send(sock: socket.socket, reply: wire.AnyReply, timeout_s: float) -> None:

@@ -66,11 +66,12 @@ class Service:
         *,
         users: frozenset[int],
         cgroups: tuple[str, ...] = (),
+        registered_only: bool = False,
         per_minute: int,
         kennel: Kennel,
     ) -> None:
         self.bulletin = Bulletin()
-        self._announced = Announced(users, cgroups)
+        self._announced = Announced(users, cgroups, registered_only=registered_only)
         self._limits = limits
         self._kennel = kennel
         self._job = JobFacts()
@@ -82,12 +83,18 @@ class Service:
         self._begun: deque[float] = deque(maxlen=per_minute)
         self._injecting = threading.Lock()
 
-    def answer(self, request: wire.AnyRequest, gone: Callable[[], bool] = lambda: False) -> wire.AnyReply:
-        """`gone`: whoever asked does not wait any more, so nothing new is begun for it."""
+    def answer(
+        self,
+        request: wire.AnyRequest,
+        gone: Callable[[], bool] = lambda: False,
+        proven: frozenset[int] = frozenset(),
+    ) -> wire.AnyReply:
+        """`gone`: whoever asked does not wait any more, so nothing new is begun for it. `proven`: processes that came
+        to the agent by themselves."""
         try:
             match request:
                 case wire.Inject():
-                    return self._one(self._inject(request, gone))
+                    return self._one(self._inject(request, gone, proven))
                 case wire.Revert(name, why):
                     return self._one(self.injector.revert(name, why))
                 case wire.RevertAll(why):
@@ -106,18 +113,18 @@ class Service:
 
     # --- inject -------------------------------------------------------------------------------------------------------
 
-    def _inject(self, wish: wire.Inject, gone: Callable[[], bool]) -> Entry:
+    def _inject(self, wish: wire.Inject, gone: Callable[[], bool], proven: frozenset[int]) -> Entry:
         thing = f"{wish.kind} on {self._limits.node}"
         if not self._injecting.acquire(timeout=wire.TAKES_S):
             raise FaultProblem("failed", thing, "nothing was injected: another injection takes too long", "try again")
         try:
             if gone():
                 raise FaultProblem("refused", thing, "whoever asked for it is gone")
-            return self._inject_alone(wish, thing)
+            return self._inject_alone(wish, thing, proven)
         finally:
             self._injecting.release()
 
-    def _inject_alone(self, wish: wire.Inject, thing: str) -> Entry:
+    def _inject_alone(self, wish: wire.Inject, thing: str, proven: frozenset[int]) -> Entry:
         known = self.injector.find(wish.request_id) if wish.request_id else None
         if known is None and not wish.dry_run:
             self._not_too_often(thing)
@@ -127,7 +134,7 @@ class Service:
                 raise FaultProblem("failed", "watchdog of the helper", f"nothing was injected: {error}") from None
         fault = KINDS.get(wish.kind)
         if fault is not None:
-            refusal = self._announced.take(wish, fault.target)
+            refusal = self._announced.take(wish, fault.target, proven)
             if refusal is not None:
                 raise FaultProblem.refused(thing, refusal)
         job = wish.job

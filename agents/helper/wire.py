@@ -5,6 +5,10 @@ have to trust its caller that the route is one that a fault took away. Here the 
 catalogue, for its end, and for what there is. What a fault changes, and what takes it back, is read from the system,
 written down and carried out in the helper; nothing of an undo record ever leaves it or comes in.
 
+With Inject go descriptors (SCM_RIGHTS, unix(7)), at most PROOFS: of the connections that the named processes made to
+the agent when they registered. Whose the other end is the helper asks the kernel, so that a process which never came to
+the agent cannot be passed off as a rank.
+
 Every text has a bound, unknown fields are errors, and a request is at most REQUEST_LIMIT bytes.
 """
 
@@ -22,6 +26,7 @@ VERSION = 2
 REQUEST_LIMIT = 128 * 1024
 REPLY_LIMIT = 8 * 2**20
 LOOK_S = 10.0  # a Look is answered after so long even if nothing changed
+PROOFS = 250
 TAKES_S = 17.0  # anything else; the agent's own requests give up after 18 s
 
 Name = Annotated[str, msgspec.Meta(max_length=64)]

@@ -141,6 +141,16 @@ class RankRegistry:
             except OSError as error:
                 raise HostError.of(operation, error) from None
 
+    def proof(self, worker: Worker) -> int | None:
+        """A descriptor of the connection that the rank made; whose it is, the kernel says. The caller closes it."""
+        with self._lock:
+            known = self._known(worker)
+            connection = self._connections.get(known.owner) if known is not None else None
+            try:
+                return None if connection is None else os.dup(connection.sock.fileno())
+            except OSError:
+                return None  # it has just gone
+
     def listens(self, worker: Worker) -> bool:
         with self._lock:
             known = self._known(worker)

@@ -101,8 +101,8 @@ class LiveHelper:
                 self.process.kill()
             self.process.wait(10)
 
-    def ask(self, request: wire.AnyRequest, uid: int = AGENT_UID) -> wire.AnyReply:
-        data = as_user(uid, lambda: msgspec.msgpack.encode(ask(self.socket, request, 20.0)))
+    def ask(self, request: wire.AnyRequest, uid: int = AGENT_UID, proofs: tuple[int, ...] = ()) -> wire.AnyReply:
+        data = as_user(uid, lambda: msgspec.msgpack.encode(ask(self.socket, request, 20.0, proofs)))
         return wire.reply.decode(data)
 
     def faults(self) -> dict[str, str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_network import Namespace, add_rail, add_routes, needs_root, settled
-from live_agent import LiveAgent, live_agent, until
+from live_agent import LiveAgent, live_agent, python_of, until
 from live_helper import AGENT_UID, LiveHelper, live_helper
 from pyroute2 import IPRoute
+
+from agents.host.processes import start_time_of, state_of
 
 pytestmark = [pytest.mark.root, needs_root]
 
@@ -140,3 +144,38 @@ def test_without_root_and_without_helper_it_is_said_what_to_do() -> None:
         assert "helper_socket" in answer["reason"]
         assert "ft-agent-helper as root" in answer["reason"]
         assert agent.inject(kind="noop", duration_s=5)["state"] == "active"
+
+
+RANK = """
+import os, socket, sys, time
+from ftar_core.wire.agentlink import RankRegister
+from ftar_core.wire.codec import encode
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(encode(RankRegister(job="j", replica="r1", rank=0, pid=os.getpid(), rails=())))
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_registered_is_shown_to_the_helper_as_one() -> None:
+    """Root wants to see that processes came to the agent by themselves; the rest of the way is as ever."""
+    python, environment = python_of(AGENT_UID)
+    with live_helper(registered_only=True) as helper, live_agent(user=AGENT_UID) as agent:
+        helper.start()
+        agent.settings |= {"helper_socket": str(helper.socket), "ranks_socket": str(agent.root / "r.sock")}
+        agent.start("--allow-faults")
+        argv = [python, "-c", RANK, str(agent.root / "r.sock")]
+        as_user: dict[str, Any] = {"user": AGENT_UID, "group": AGENT_UID, "extra_groups": [], "env": environment}
+        with subprocess.Popen(argv, cwd="/", **as_user) as rank:
+            try:
+                until(lambda: bool(agent.get("/v1/node").json()["ranks"]), "the rank registers")
+                until(lambda: "helper.found" in [e["kind"] for e in agent.get("/v1/events").json()["events"]], "found")
+                wish = {"kind": "proc-hang", "replica": "r1", "duration_s": 60, "allow_last_replica": True}
+                fault = agent.inject(**wish)
+                assert fault["state"] == "active"
+                assert state_of(rank.pid, start_time_of(rank.pid) or 0) == "T"
+                after = agent.post(f"/v1/faults/{fault['id']}/revert").json()["faults"][0]
+                assert after["state"] == "reverted"
+                assert state_of(rank.pid, start_time_of(rank.pid) or 0) != "T"
+            finally:
+                rank.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -179,6 +180,65 @@ def test_a_process_outside_of_the_control_groups_that_root_named_is_not_touched(
                     assert letter(sleeper.pid) != "T"
         finally:
             sleeper.kill()
+
+
+def test_only_a_process_that_came_to_the_agent_by_itself_is_taken_for_a_rank() -> None:
+    """It holds a connection to the agent, of which the agent can show its own end, and to which it cannot be forced."""
+    where = tempfile.mkdtemp(prefix="ft-ranks-")
+    path = Path(where) / "r"
+    os.chmod(where, 0o755)
+    code = f"import socket, time; s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); time.sleep(60)"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o666)
+    listener.listen(4)
+    rank = subprocess.Popen(["/usr/bin/env", "python3", "-c", code], user=AGENT_UID, cwd="/")
+    daemon = Path(where) / "d"  # of somebody to whom the agent can connect
+    code = (
+        f"import socket, time; s = socket.socket(socket.AF_UNIX); s.bind({str(daemon)!r}); s.listen(); time.sleep(60)"
+    )
+    os.chown(where, AGENT_UID, AGENT_UID)
+    other = subprocess.Popen(["/usr/bin/env", "python3", "-c", code], user=AGENT_UID, cwd="/")
+    client = socket.socket(socket.AF_UNIX)
+    ours, theirs = socket.socketpair()
+    try:
+        accepted, _ = listener.accept()
+        until(lambda: start_time_of(rank.pid) is not None, "it runs")
+        with live_helper(registered_only=True) as helper:
+            helper.start()
+
+            def hang(process: subprocess.Popen[bytes], *proofs: int) -> wire.AnyReply:
+                worker = Worker("r0", 0, process.pid, start_time_of(process.pid) or 0)
+                asked = wish(kind="proc-hang", nic="", replica="r0", workers=(worker,), allow_last_replica=True)
+                return helper.ask(asked, proofs=proofs)
+
+            words = "never registered with the agent"
+            assert words in refused(hang(rank)).reason
+            assert words in refused(hang(rank, ours.fileno(), 0, 1)).reason
+            assert words in refused(hang(other, accepted.fileno())).reason
+            until(lambda: client.connect_ex(str(daemon)) in (0, errno.EISCONN), "the daemon listens")
+            assert words in refused(hang(other, client.fileno())).reason, (
+                "the agent went there, and not it to the agent"
+            )
+            fault = made(hang(rank, ours.fileno(), accepted.fileno()))
+            assert letter(rank.pid) == "T"
+            made(helper.ask(wire.Revert(fault.entry.id, "by ann")))
+            assert letter(rank.pid) != "T"
+            before = len(os.listdir(f"/proc/{helper.pid}/fd"))
+            for _ in range(3):
+                refused(hang(other, *[accepted.fileno()] * 100))
+            assert len(os.listdir(f"/proc/{helper.pid}/fd")) <= before + 1, "what came along is closed again"
+            rank.kill()
+            rank.wait()
+            assert words in refused(hang(other, accepted.fileno())).reason
+            accepted.close()
+    finally:
+        for process in (rank, other):
+            process.kill()
+            process.wait()
+        for sock in (ours, theirs, listener, client):
+            sock.close()
+        shutil.rmtree(where)
 
 
 def test_the_helper_writes_down_what_it_was_asked_and_by_whom(node: Node) -> None:
