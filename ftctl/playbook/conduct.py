@@ -141,7 +141,7 @@ def by_lab(books: Sequence[Loaded]) -> list[Loaded]:
 
 def _same(one: LabOptions, other: LabOptions) -> bool:
     """A lab whose agents act by a policy is nobody else's: they remember what they did, and stop after so many acts."""
-    return not other.policy and {**_fields(one), "name": ""} == {**_fields(other), "name": ""}
+    return not (other.policy or other.gpus) and {**_fields(one), "name": ""} == {**_fields(other), "name": ""}
 
 
 def _fields(options: LabOptions) -> dict[str, object]:

@@ -74,3 +74,7 @@ class Objectives(Strict):
         default=None,
         description="replicas whose bits were found to differ",
     )
+    bytes_corrupted: Limits | None = Field(
+        default=None,
+        description="bytes that arrived as others than were sent; a lab with `job: nccl` checks every one",
+    )

@@ -52,6 +52,7 @@ class Lab(Strict):
     evict_diverged: bool = False
     gpus: int = Field(default=0, ge=0, le=64)
     policy: Literal["", "observe", "recommend", "act"] = ""
+    job: Literal["training", "nccl"] = "training"
 
 
 class Target(Strict):

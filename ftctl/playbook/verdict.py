@@ -11,8 +11,9 @@ from pathlib import Path
 from ftctl.client.cluster import Agents
 from ftctl.errors import CliError
 from ftctl.exit_codes import ExitCode
-from ftctl.lab import analysis
+from ftctl.lab import analysis, traffic
 from ftctl.lab.journal import Journals, read_all
+from ftctl.lab.layout import NCCL
 from ftctl.lab.lifecycle import Lab
 from ftctl.playbook import judging, measuring
 from ftctl.playbook.engine import ENDINGS, Result
@@ -67,6 +68,7 @@ async def judge_run(playbook: Playbook, result: Result, agents: Agents, journal:
     whole["effective_time"], why = _effective(journal)
     if why:
         why_not["effective_time"] = why
+    whole["bytes_corrupted"], why_not["bytes_corrupted"] = _corrupted(lab)
     slower = result.pace.slower
     judged = judging.judge(playbook.objectives, costs, whole=whole, why_not=why_not, slower=slower)
     ended = result.ended
@@ -80,6 +82,16 @@ async def judge_run(playbook: Playbook, result: Result, agents: Agents, journal:
         said = "; ".join(_missed(objective) for objective in missed)
         return Finished(playbook.name, directory, "missed", ExitCode.FAILED, said, "", judged, costs, slower=slower)
     return Finished(playbook.name, directory, "passed", ExitCode.OK, "", "", judged, costs, slower=slower)
+
+
+def _corrupted(lab: Lab | None) -> tuple[float | None, str]:
+    if lab is None or lab.manifest.options.job != NCCL:
+        return None, "only the ranks of a lab with job: nccl check every byte"
+    found = dict(traffic.reports(lab.paths))
+    silent = [node.name for node in lab.nodes if node.name not in found or not found[node.name].bytes_checked]
+    if silent:
+        return None, f"the rank of {', '.join(silent)} has checked nothing"
+    return float(sum(one.bytes_wrong for one in found.values())), ""
 
 
 def _missed(judged: judging.Judged) -> str:

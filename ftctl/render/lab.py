@@ -10,6 +10,7 @@ import msgspec
 from ftctl import durations
 from ftctl.lab.manifest import KeeperState, ManifestError, load
 from ftctl.lab.registry import LabInfo
+from ftctl.lab.traffic import Traffic, reports
 from ftctl.render.document import Document
 from ftctl.render.tables import BAD, GOOD, PASSING, Cell, table
 
@@ -78,36 +79,10 @@ def tables(labs: list[LabInfo], now: float) -> list[ConsoleRenderable]:
                 for child in keeper.children
             ]
             heads = ["process", "namespace", "state", "pid", "restarts", "log"]
-            if traffic := traffic_of(lab):
+            if traffic := reports(lab.paths):
                 parts.append(_traffic(lab.name, traffic))
             parts.append(table(f"processes of lab {lab.name} (keeper {keeper.pid})", heads, children))
     return parts
-
-
-class Traffic(msgspec.Struct, frozen=True):
-    """What a rank of ftar_core.ncclrun reports."""
-
-    rank: int
-    pid: int
-    state: str
-    time: float
-    rounds: int
-    messages_sent: int
-    bytes_sent: int
-    messages_checked: int
-    bytes_checked: int
-    bytes_wrong: int
-    first_wrong: str
-    longest_ms: float
-
-
-def traffic_of(lab: LabInfo) -> list[tuple[str, Traffic]]:
-    """The reports of a lab's NCCL ranks, by node; those that cannot be read are left out."""
-    found = []
-    for path in sorted(lab.paths.journal.glob("*.json")):
-        with suppress(ManifestError):
-            found.append((path.stem, load(path, Traffic)))
-    return sorted(found, key=lambda one: one[1].rank)
 
 
 def _traffic(name: str, traffic: list[tuple[str, Traffic]]) -> ConsoleRenderable:
@@ -151,7 +126,7 @@ def _one(lab: LabInfo) -> Document:
         "rate": options.rate if options else None,
         "step_ms": options.step_ms if options else None,
         "job": options.job if options else None,
-        "traffic": [{"node": node, **msgspec.structs.asdict(one)} for node, one in traffic_of(lab)],
+        "traffic": [{"node": node, **msgspec.structs.asdict(one)} for node, one in reports(lab.paths)],
         "keeper": keeper.pid if keeper else None,
         "processes": [
             {

@@ -186,6 +186,7 @@ def _spans(run: Run) -> list[Span]:
             reverted[fault] = min(reverted.get(fault, at), at)
     costs = {cost["incident"]: cost for cost in run.costs}
     faults = {r["incident"]: r.get("fault") for r in run.of("action") if r.get("what") == "inject"}
+    over = run.since(run.records[-1])  # events are dated by their nodes, whose clocks may be minutes from this one's
     spans = []
     for record in run.of("incident"):
         begin = run.since(record)
@@ -198,7 +199,7 @@ def _spans(run: Run) -> list[Span]:
         place = (
             "/".join(part for part in (record["node"], record["nic"]) if part) if record["nic"] else record["replica"]
         )
-        spans.append(Span(begin, end, f"{record['what']} {place or record['node']}".strip()))
+        spans.append(Span(begin, min(end, max(over, begin)), f"{record['what']} {place or record['node']}".strip()))
     return spans
 
 

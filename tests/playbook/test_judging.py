@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftctl.lab.journal import Journal, Journals, Line
+from ftctl.lab.layout import LabOptions, nodes
+from ftctl.lab.paths import LabPaths
+from ftctl.lab.traffic import Traffic
 from ftctl.playbook import measuring
 from ftctl.playbook.judging import judge, percentile
 from ftctl.playbook.measuring import Cost, Window
 from ftctl.playbook.objectives import Objectives
 from ftctl.playbook.pace import MOST, Pace
+from ftctl.playbook.verdict import _corrupted
 
 COST = Cost(0, "proc-kill", "r1", 0, detect_ms=30.0, stall_ms=100.0, rejoin_s=3.0, steps_lost=0.0)
 
@@ -58,6 +66,27 @@ def test_limits_of_times_are_for_a_machine_that_keeps_its_pace() -> None:
         "loss_delta max": (False, 1),
         "effective_time min": (True, 0.7),
     }
+
+
+def test_bytes_are_known_to_be_right_only_where_every_rank_has_checked_some(tmp_path: Path) -> None:
+    paths = LabPaths(tmp_path)
+    paths.journal.mkdir(parents=True)
+
+    def said(node: str, *, checked: int, wrong: int) -> None:
+        zeros = dict.fromkeys(("rounds", "messages_sent", "bytes_sent", "messages_checked"), 0)
+        told = {"bytes_checked": checked, "bytes_wrong": wrong, "first_wrong": "", "longest_ms": 0.0}
+        one = Traffic(rank=0, pid=1, state="running", time=0.0, **zeros, **told)  # type: ignore[arg-type]
+        (paths.journal / f"{node}.json").write_bytes(msgspec.json.encode(one))
+
+    options = LabOptions(job="nccl", replicas=2)
+    lab: Any = SimpleNamespace(paths=paths, manifest=SimpleNamespace(options=options), nodes=nodes(options))
+    said("node0", checked=100, wrong=0)
+    assert _corrupted(lab) == (None, "the rank of node1 has checked nothing")
+    said("node1", checked=0, wrong=0)
+    assert _corrupted(lab) == (None, "the rank of node1 has checked nothing")
+    said("node1", checked=100, wrong=3)
+    assert _corrupted(lab) == (3.0, "")
+    assert _corrupted(None)[0] is None
 
 
 def test_the_pace_is_that_of_undisturbed_steps() -> None:

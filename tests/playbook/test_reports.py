@@ -139,6 +139,13 @@ def test_a_timeline_shows_the_incident_where_it_was(tmp_path: Path) -> None:
     assert float(bar.get("x") or 0) == pytest.approx(x, abs=1)
     assert float(bar.get("width") or 0) == pytest.approx((960 - 128) * 4.0 / 20.75, abs=1)
 
+    text = (tmp_path / "a" / "journal.jsonl").read_text()
+    late = {"time": 9000.0, "source": "node1", "kind": "fault.reverted", "object": "", "reason": "f-1 proc-kill"}
+    line = json.dumps({"kind": "event", "time": 1021.0, "mono": 20.75, "event": late})
+    (tmp_path / "a" / "journal.jsonl").write_text(text + line + "\n")
+    assert 'width="832' not in svg(read_run(tmp_path / "a")), "a node whose clock is wrong stretches nothing"
+    assert "8000 s" not in svg(read_run(tmp_path / "a"))
+
     away = [e for e in root.iter() if e.tag.endswith("g") and any(str(t.text).startswith("r1 evicted") for t in e)]
     assert len(away) == 1, "what became of each replica"
     assert float(away[0][1].get("x") or 0) == pytest.approx(x, abs=1)
