@@ -234,7 +234,6 @@ class Run:
 
         self._names.remove(replica)
         lines = self.all_sims("entered", kill)
-        self._names.append(replica)
         return (_last(lines) - at) * 1000
 
     def join(self, replica: str) -> float:
@@ -246,8 +245,9 @@ class Run:
             self.find(replica)
         sim.tell(connect=[(replica, *self.address(replica))])
         self.one("follows", replica)
-        self.all_sims("step")
+        self.all_sims("step")  # of those that contribute
         step, epoch = self.latest
+        self._names.append(replica)
         if self.ranks > 1:
             self.leaders.tell(replica=replica, step=step, epoch=epoch)
 

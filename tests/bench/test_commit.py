@@ -25,7 +25,15 @@ def test_a_step_is_committed_a_replica_is_lost_and_comes_back_in_jobs_of_both_ki
         assert row["join_ms"] > 0
         assert row["coordinator_mib"] > 1
     assert teams["leader_mib"] > 1
+    assert (teams["way"], teams["unix_sockets"]) == ("unix", 12), "all but the leaders, as ranks on their leader's node"
+    assert (solos["way"], solos["unix_sockets"]) == ("tcp", 0), "a member's leader is the coordinator"
     assert solos["leader_cpu_ms"] is None
+
+
+def test_ranks_can_be_connected_as_if_they_were_on_other_nodes() -> None:
+    (row,) = rows_of("commit", "--shape", "2x3", "--steps", "2", "--period-ms", "100", "--ranks", "tcp")
+    assert (row["way"], row["unix_sockets"]) == ("tcp", 0)
+    assert 0 < row["commit_ms_p50"] <= row["seen_ms_p50"]
 
 
 @pytest.mark.parametrize(
