@@ -59,6 +59,7 @@ class Mode(str, Enum):
 
 Undo = Callable[[float], None] | None
 NEVER = float("-inf")
+DEALS_KEPT = 16  # steps: so far behind may be a shadow that the job goes on with
 COMMITS_KEPT = 20_000  # steps; a replica that was away for longer fetches its state anew
 NO_DEAL = Deal(batches={}, cursor=0)
 
@@ -88,6 +89,7 @@ class Job:
     revoked: set[tuple[str, int]] = field(default_factory=set)  # incarnations that were put out on purpose
     condemned: set[tuple[str, int]] = field(default_factory=set)  # and of these, who may not come back in place
     commits: dict[int, EpochId] = field(default_factory=dict)  # step -> the epoch that committed it; the latest
+    deals: dict[int, Deal] = field(default_factory=dict)  # step -> what was dealt behind it; the last few
     last_commit: Commit | None = None
     checkpoint_s: float = 0.0  # how often the members want a checkpoint; 0: not by time
     checkpoint_at: float = NEVER  # when one was due by time, last
@@ -215,10 +217,12 @@ class Job:
         return [r.name for r in living if r.state is State.DRAINING and self.is_member(r)]
 
     def committed(self, step: int, epoch: EpochId) -> None:
-        """`step` is true, by the results of `epoch`; what was believed of later steps is not."""
+        """`step` is true, by the results of `epoch`, and `deal` is the one behind it; what was believed of later steps
+        is not."""
         for later in [known for known in self.commits if known > step]:
             del self.commits[later]
-        self.commits[step] = epoch
+        self.deals = {at: deal for at, deal in self.deals.items() if step - DEALS_KEPT < at < step}
+        self.commits[step], self.deals[step] = epoch, self.deal
         while len(self.commits) > COMMITS_KEPT:
             del self.commits[next(iter(self.commits))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftar_core.protocol import divergence, sampler
+from ftar_core.protocol import divergence, heirs, sampler
 from ftar_core.protocol.commit import (
     announce,
     enter_epoch,
@@ -19,7 +19,6 @@ from ftar_core.protocol.job import NEVER, Job, Mode, Undo
 from ftar_core.protocol.joins import admit_shadow, send_catchup
 from ftar_core.protocol.likeness import refuse_unlike, unlike
 from ftar_core.protocol.membership import SHADOWS, Cause, Replica, State, natural
-from ftar_core.protocol.outliers import Outliers
 from ftar_core.protocol.recovery import Basis, Settled, Standing, Undecided, decide
 from ftar_core.wire.ids import NO_EPOCH
 from ftar_core.wire.messages import Commit, EpochInfo, Evicted, Hold, Join, NewEpoch, Report
@@ -105,15 +104,16 @@ def _begin_with(job: Job, here: list[Replica], why: str, now: float) -> None:
     undo = snapshot(job, [r.name for r in job.table])
     job.table.give_slots(same, set())
     epoch = job.mint_epoch(r.member() for r in same)
-    _running(job)
+    heirs.running(job)
     job.step, job.last_commit_epoch, job.dealt_to = step, NO_EPOCH, epoch.members
     if step > 1:
-        job.committed(step - 1, NO_EPOCH)
         job.kept.began(step - 1)
         why = f"{why} behind step {step - 1} of a checkpoint"
     for replica in same:
         replica.step = step
     job.deal = sampler.first(epoch.names(), leader.report.deal)
+    if step > 1:
+        job.committed(step - 1, NO_EPOCH)
     job.timers.pop("start", None)
     job.accounting.begins(job.step, now)
     enter_epoch(job, epoch, same, now, lost={}, undo=undo)
@@ -174,7 +174,7 @@ def try_settle(job: Job, now: float) -> None:
     if isinstance(decision, Settled):
         _settle(job, decision, now)
         return
-    if job.epoch.members and waited and _promote_shadows(job, now):
+    if job.epoch.members and waited and heirs.promote(job, now):
         return
     if decision.hopeless and waited and _start_over(job, now):
         return
@@ -223,27 +223,29 @@ def _undecided(job: Job, decision: Undecided, waited: bool, now: float) -> None:
 
 
 def _start_over(job: Job, now: float) -> bool:
-    """Nobody is left who was in the job. Those who hold a checkpoint go on from it: what was trained since is lost, so
-    first nobody may be expected with more. A new process stands in the place of each of them, and there was time for a
-    coordinator of an older term, which may still lead them, to find that it is one; elsewhere all replicas that are
-    wanted must be here, or the time is up in which a job starts, or the operator has decided."""
+    """Nobody is left who was in the job. Those who hold a checkpoint go on from it, or a hot spare that has followed
+    further (heirs.py): what was trained since is lost, so first nobody may be expected with more. A new process stands
+    in the place of each of them, and there was time for a coordinator of an older term, which may still lead them, to
+    find that it is one; elsewhere all replicas that are wanted must be here, or the time is up in which a job starts,
+    or the operator has decided."""
     basis = job.basis
     if basis is None or job.finishing or any(_knows_more(basis, n, s) for n, s in job.standings.items()):
         return False
     here = [r for r in holders(job) if _report(r).step > 1]
     replaced = job.waited and _all_replaced(job) and not any(r.conn is not None and looks_for_one(r) for r in job.table)
     enough = len(here) >= job.config.replicas and job.waited_long
-    late = (job.waited_for_all or job.forced) and len(here) >= job.config.min_replicas
-    if not here or not (replaced or enough or late):
+    late = job.waited_for_all or job.forced
+    kept = max((_report(r).step for r in here), default=1) - 1
+    if (replaced or enough or late) and heirs.begin_again(job, basis, kept, now):
+        return True
+    if not here or not (replaced or enough or (late and len(here) >= job.config.min_replicas)):
         return False
     for replica in list(job.table):  # what a shadow has replayed since it came is no part of the job any more
         if replica.shadow and replica.conn is not None and replica not in here:
             job.evict(replica, "the job begins again from a checkpoint", now, rejoin=True, in_place=True)
     lost = max(0, basis.first_step - _report(max(here, key=lambda r: _report(r).step)).step)
     since = f", {lost} steps or more are trained again" if lost else ""
-    # What was said names steps that come again, and what goes wrong with them then must be told anew.
-    job.alarms.clear()
-    job.outliers = Outliers()
+    heirs.forget_what_was_said(job)
     _begin_with(job, here, f"nobody of epoch {basis.epoch.id} is left: the job goes on{since}", now)
     job.timers["sort"] = now
     return True
@@ -264,29 +266,6 @@ def stop_job(job: Job, reason: str) -> None:
     job.stop(1, reason)
 
 
-def _promote_shadows(job: Job, now: float) -> bool:
-    """All contributors vanished in front of our eyes, so the running step is committed nowhere: replicas that have
-    caught up to the step before it hold the truth, and go on with it."""
-    able = [r for n in sorted(job.ready) if (r := job.table.get(n)) is not None and r.step == job.step - 1]
-    able = able[: job.config.replicas]
-    if not able:
-        return False
-    undo = snapshot(job, [r.name for r in able])
-    job.table.give_slots(able, set())
-    epoch = job.mint_epoch(r.member() for r in able)
-    if not any(name in job.deal.batches for name in epoch.names()):
-        job.deal = sampler.again(job.deal, epoch.names())
-    job.dealt_to = epoch.members
-    _running(job)
-    job.accounting.begins(job.step, now)
-    enter_epoch(job, epoch, able, now, lost={}, undo=undo)
-    why = f"all contributors are gone; {', '.join(epoch.names())} had caught up to step {job.step - 1} and goes on"
-    announce(job, why)
-    job.emit("job.running", job.config.job, why)
-    job.timers["sort"] = now
-    return True
-
-
 def _settle(job: Job, decision: Settled, now: float) -> None:
     """Persist first, then tell: so that a crash in between leaves a record that decides the same way."""
     members = [job.table.replicas[name] for name in decision.members]
@@ -305,7 +284,7 @@ def _settle(job: Job, decision: Settled, now: float) -> None:
     hello = next((r.hello for r in members if r.hello is not None), None)
     if hello is not None:
         job.take_plan(hello)
-    _running(job)
+    heirs.running(job)
     last, failed = "", ""
     if decision.commit:
         divergence.settled(job, decision.step, {n: d for n in decision.members if (d := standings[n].done) is not None})
@@ -396,13 +375,6 @@ def _settle_by_retry(job: Job, decision: Settled, epoch: EpochInfo, standings: d
     for name in decision.members:
         # Recorded, but the word never reached it: it holds the state as a shadow, or as it was initialised.
         job.send_to(name, join if standings[name].report.epoch == NO_EPOCH else news)
-
-
-def _running(job: Job) -> None:
-    job.mode, job.reason, job.standings, job.basis = Mode.RUNNING, "", {}, None
-    job.waited = job.waited_long = job.waited_for_all = job.forced = False
-    for timer in ("recovery", "gather", "start-over", "hold-exit"):
-        job.timers.pop(timer, None)
 
 
 def dismiss_shadows(job: Job, now: float) -> None:

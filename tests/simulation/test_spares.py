@@ -182,6 +182,47 @@ def test_a_returned_replica_that_is_first_does_not_push_the_spare_out_of_the_slo
     assert sorted(slots(hand).values()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("kept", "behind", "lost"), [(0, 3, 2), (2, 3, 2), (4, 4, 1)])
+def test_a_spare_that_was_not_passed_the_last_steps_is_better_than_an_older_checkpoint(
+    kept: int, behind: int, lost: int
+) -> None:
+    """All contributors are killed, and c is two steps behind them. New processes of theirs are there."""
+    hand = with_spares("ab", "c", replicas=2)
+    world, c = hand.world, hand.world.life("c")
+    run_steps(hand, 1)
+    world.every = 2 if kept else 0
+    c.paused = True
+    run_steps(hand, 2)
+    if kept:
+        history = tuple(world.life("a").history[:kept])
+        world.disk[kept] = (history, world.deals[kept + 1])
+    hand.kill("a", "b")
+    c.paused = False
+    hand.pump()
+    assert len(c.history) == 3
+    assert world.server.machine.job.mode.value == "recovering"
+    for name in "ab":
+        world.start_life(name)
+    hand.pump()
+    for life in world.lives:
+        if life.may_restore():
+            life.restore()
+    hand.pump()
+    hand.advance(world.config.recovery_wait_s + 1)
+    (why,) = [text for text in said(hand, "job.running") if "nobody of epoch" in text]
+    step = max(world.truth.committed)
+    assert step >= behind
+    run_steps(hand, 6)
+    assert world.truth.rewound == 1
+    if kept <= 3:
+        assert f"c goes on behind step {behind}" in why
+        assert f"{lost} steps of those who are gone are trained again" in why
+        assert ("newer than the checkpoint of step 2" in why) == bool(kept)
+    else:
+        assert f"behind step {kept} of a checkpoint" in why
+    assert names_of(hand, step + 6) in ("ab", "ac", "bc", "abc"), "who came back is in it again"
+
+
 def test_spares_follow_on_when_the_coordinator_comes_back() -> None:
     hand = with_spares()
     restart(hand)

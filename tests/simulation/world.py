@@ -210,10 +210,17 @@ class Server:
         return True
 
     def _begins_again(self, before: Record, record: Record) -> None:
-        """A record of a step that was committed already: from a checkpoint. Nobody who was in the job may be here."""
+        """A record of a step that was committed already: from a checkpoint, or from the state of a shadow that was not
+        passed all of it. Nobody who was in the job may be here."""
         truth, kept = self.world.truth, self.world.disk.get(record.first_step - 1)
-        if record.first_step > truth.last or kept is None:
-            return  # where it is no checkpoint, the commits show it
+        if record.first_step > truth.last:
+            return
+        lives = {(m.replica, m.incarnation) for m in record.epoch.members}
+        for life in self.world.lives:
+            if (life.name, life.member.incarnation) in lives and len(life.history) == record.first_step - 1:
+                kept = (tuple(life.history), life.start)
+        if kept is None:
+            return  # where it is neither, the commits show it
         lost = {(m.replica, m.incarnation) for m in before.epoch.members}
         for life in [link.life for link in self.links.values() if link.server_open and not link.broken]:
             holds = life.alive and life.epoch is not None and len(life.history) == truth.last
