@@ -24,7 +24,8 @@ AnyNodeOption = Annotated[
 NicOption = Annotated[str | None, typer.Option("--nic", metavar="NAME", help="The network device, a rail.")]
 RailOption = Annotated[int | None, typer.Option("--rail", metavar="K", help="The K-th rail of the node, from 0.")]
 AllowLastRailOption = Annotated[
-    bool, typer.Option("--allow-last-rail", help="Also when no other healthy rail is left on the node.")
+    bool,
+    typer.Option("--allow-last-rail", help="Also when no other healthy rail is left on the node; takes a --reason."),
 ]
 ReplicaOption = Annotated[str, typer.Option("--replica", metavar="R", help="Whose processes: r1.")]
 AnyReplicaOption = Annotated[str | None, typer.Option("--replica", metavar="R", help="Whose processes: r1.")]
@@ -33,7 +34,9 @@ RankOption = Annotated[
 ]
 AllowLastReplicaOption = Annotated[
     bool,
-    typer.Option("--allow-last-replica", help="Also when fewer replicas than the job needs would be left."),
+    typer.Option(
+        "--allow-last-replica", help="Also when fewer replicas than the job needs would be left; takes a --reason."
+    ),
 ]
 DurationOption = Annotated[
     str, typer.Option("--duration", metavar="TIME", help="When it takes itself back: 500ms, 20s, 2m. Agents cap it.")

@@ -257,14 +257,14 @@ def _last_rail(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
     if any(n.up and n.carrier for n in others):
         return None
     reason = f"{wish.nic} is the last healthy rail of {limits.node}: its replica would lose all its peers"
-    return Refusal("refused", reason, "--allow-last-rail overrides this")
+    return Refusal("refused", reason, "--allow-last-rail --reason TEXT overrides this")
 
 
 def _last_replica(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
     """Enough replicas must be left that the job goes on."""
     if wish.allow_last_replica:
         return None
-    override = "--allow-last-replica overrides this"
+    override = "--allow-last-replica --reason TEXT overrides this"
     job = facts.job
     if job.problem:
         return Refusal("refused", f"how many replicas would be left cannot be told: {job.problem}", override)

@@ -183,8 +183,14 @@ def _overrides(wish: Wish) -> None:
             near = difflib.get_close_matches(rule, OVERRIDES, n=1)
             meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(OVERRIDES)}"
             raise UsageProblem(f"--override {rule}", f"there is no such rule ({meant})")
-    if wish.override and not wish.reason.strip():
-        raise UsageProblem("--override", "a reason is required", "--reason TEXT")
+    lifted = {
+        "--override": wish.override,
+        "--allow-last-rail": wish.allow_last_rail,
+        "--allow-last-replica": wish.allow_last_replica,
+    }
+    for option, given in lifted.items():
+        if given and not wish.reason.strip():
+            raise UsageProblem(option, "a reason is required", "--reason TEXT   (it is in ftctl audit)")
 
 
 async def _aims(cluster: Cluster, agents: Agents, spec: Spec, wish: Wish) -> Mapping[str, str | None]:

@@ -59,6 +59,20 @@ def _value(param: Param) -> st.SearchStrategy[Any]:
     return st.sampled_from(["10.0.0.2", "10.77.0.2, fd77::2", "", "x"])
 
 
+HIT = {"id": "f-1", "node": "n2", "replicas": ["r2"]}
+SAFETY: list[dict[str, Any]] = [
+    {"override": ["nodes", "nodes"], "reason": "drill"},
+    {"override": ["cut-off"]},
+    {"override": ["gravity"], "reason": "drill"},
+    {"protect": {"source": "b.yaml", "nics": ["rail1"], "replicas": ["r*"]}},
+    {"protect": {"nics": ["a b"]}},
+    {"fleet": {"nodes": 2, "hits": [HIT] * 9, "silent": ["n3"]}, "override": ["faults"], "reason": "drill"},
+    {"fleet": {"nodes": -1}},
+    {"blast": {"source": "b.yaml", "faults": 1, "same_replica": True}},
+    {"blast": {"source": "", "faults": 0}},
+]
+
+
 @st.composite
 def wishes(draw: st.DrawFn) -> dict[str, Any]:
     """Faults as somebody may mean them; texts and numbers at random hardly ever come to one."""
@@ -71,6 +85,7 @@ def wishes(draw: st.DrawFn) -> dict[str, Any]:
         wish["replica"] = draw(st.sampled_from(["r1", "", "R 1"]))
     for name in ("allow_last_rail", "allow_last_replica"):
         wish[name] = draw(st.booleans())
+    wish |= draw(st.sampled_from([{}, {}, {}, *SAFETY]))
     wish["dry_run"] = spec.kind in NOT_FOR_REAL or draw(st.integers(0, 3)) == 3
     wish["dead_man_s"] = draw(st.sampled_from([None, 2.0, 1.0, 0.5, 60.0]))
     return wish

@@ -51,6 +51,10 @@ def test_an_override_needs_a_name_and_a_reason(ftctl: Run, cluster: FakeCluster)
     assert "did you mean same-replica?" in ftctl(*DOWN, "node0", "--override", "same-replicas").err
     bare = ftctl(*DOWN, "node0", "--override", "nodes")
     assert (bare.code, "a reason is required" in bare.err) == (2, True)
+    lone = ftctl(*DOWN, "node0", "--allow-last-rail")
+    assert (lone.code, "--allow-last-rail: a reason is required" in lone.err) == (2, True)
+    whole = ftctl("inject", "proc-hang", "--replica", "r0", "--allow-last-replica")
+    assert (whole.code, "a reason is required" in whole.err) == (2, True)
     assert cluster["node0"].asked == []
     assert ftctl(*DOWN, "node0", "--override", "nodes", "--override", "faults", "--reason", "two spines").code == 0
     (asked,) = cluster["node0"].asked
