@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+
+def _streams() -> None:
+    """Whoever started us may have closed some of the three (`2>&-`). The next file that is opened would get such a
+    number, and what is said to people would be written into it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so this one
+            setattr(sys, name, os.fdopen(handle, mode))
 
 
 def main() -> int:
     """Run sys.argv. Importing the command line takes some 50 ms, in which Ctrl-C must not end in a traceback either."""
+    _streams()
     try:
         from ftctl.app import main as run
         from ftctl.context import World

@@ -133,7 +133,8 @@ def _worst(excesses: Sequence[tuple[Step, float]]) -> Worst:
 def steps_lost(journals: Journals, survivors: Sequence[str], start: float, end: float) -> int:
     """Steps that a survivor had to do again, or never committed, in the window; 0: nothing of its work was thrown away.
 
-    A step whose reduction was retried is not lost: its gradients were used.
+    A step whose reduction was retried is not lost: its gradients were used. Nor is one that others committed while the
+    replica was out of the membership, and which it then replays.
     """
     lost = 0
     for replica in survivors:
@@ -142,9 +143,17 @@ def steps_lost(journals: Journals, survivors: Sequence[str], start: float, end: 
         if not numbers:
             continue
         repeated = len(numbers) - len(set(numbers))
-        missing = max(numbers) - min(numbers) + 1 - len(set(numbers))
-        lost = max(lost, repeated + missing)
+        missing = set(range(min(numbers), max(numbers) + 1)) - set(numbers)
+        if missing:
+            missing -= _without(journals, replica)
+        lost = max(lost, repeated + len(missing))
     return lost
+
+
+def _without(journals: Journals, replica: str) -> set[int]:
+    """The steps that others committed without this replica."""
+    lines = (line for other in journals.by_replica for line in step_lines(journals, other))
+    return {line.step for line in lines if replica not in line.contributors}
 
 
 def retried_steps(steps: Sequence[Step], start: float, end: float) -> int:

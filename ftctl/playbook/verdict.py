@@ -97,7 +97,8 @@ def _corrupted(lab: Lab | None) -> tuple[float | None, str]:
 def _missed(judged: judging.Judged) -> str:
     if judged.measured is None or judged.reason:
         return f"{judged.name}: {judged.reason or 'not measured'}"
-    slower = f" on a machine as slow as this one today ({judged.limit:g} on others)" if judged.slower > 1 else ""
+    others = f" on a machine as slow as this one today ({judged.limit:g} on others)"
+    slower = others if judged.allowed != judged.limit else ""
     return f"{judged.name}: {judged.measured:.4g}, and {judged.allowed:.4g} is the limit{slower}"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,15 @@ def test_a_lab_that_does_not_go_loses_no_run_that_is_over(
     assert result.code == 130
     assert "not run: second" in result.err
     assert (folder / "j.xml").exists()
+
+
+def test_closed_streams_are_no_error(folder: Path) -> None:
+    """`ftctl ... 2>&-`: what would be said is said to nobody, and no file gets its number."""
+    book = folder / "unplug.yaml"
+    book.write_text(BOOK)
+    for closed in ("2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"):
+        command = f"{sys.executable} -m ftctl chaos validate {book} {closed}"
+        assert subprocess.run(["bash", "-c", command], timeout=120, check=False).returncode == 0, closed
 
 
 def test_labs_whose_agents_remember_what_they_did_are_nobody_elses() -> None:

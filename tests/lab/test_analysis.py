@@ -140,6 +140,16 @@ def test_lost_steps_are_those_done_twice_or_never_committed() -> None:
     assert analysis.steps_lost(job.journals(), ("r1",), 0, job.now) == 2
 
 
+def test_steps_that_others_committed_without_it_are_not_lost_to_who_replays_them() -> None:
+    job = Job()
+    job.commits(4)
+    job.commits(3, ("r0", "r1"))
+    job.commits(4)
+    assert analysis.steps_lost(job.journals(), ALL, 0, job.now) == 0
+    del job.lines["r2"][5]
+    assert analysis.steps_lost(job.journals(), ALL, 0, job.now) == 1, "and of its own all are asked for"
+
+
 def played() -> tuple[Job, list[Mark]]:
     """A whole demo that goes well: every stall within its limit."""
     job = Job()

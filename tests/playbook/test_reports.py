@@ -144,7 +144,7 @@ def test_a_timeline_shows_the_incident_where_it_was(tmp_path: Path) -> None:
     line = json.dumps({"kind": "event", "time": 1021.0, "mono": 20.75, "event": late})
     (tmp_path / "a" / "journal.jsonl").write_text(text + line + "\n")
     assert 'width="832' not in svg(read_run(tmp_path / "a")), "a node whose clock is wrong stretches nothing"
-    assert "8000 s" not in svg(read_run(tmp_path / "a"))
+    assert ">20 s<" in svg(read_run(tmp_path / "a"))
 
     away = [e for e in root.iter() if e.tag.endswith("g") and any(str(t.text).startswith("r1 evicted") for t in e)]
     assert len(away) == 1, "what became of each replica"
