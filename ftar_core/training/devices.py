@@ -32,6 +32,10 @@ class Lane(Protocol):
     def fetch(self, target: torch.Tensor, source: torch.Tensor, weight: float) -> object:
         """host `target` = device `source` times `weight`. Returns what must stay alive until an event behind it."""
 
+    def read(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """host `target` = device `source`, of one shape and dtype. Unlike `fetch` it is behind nothing that the
+        device has to do: the source is complete, and stands still until an event behind the copy has come."""
+
     def bring(self, source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """A new tensor on the device of `like`, with its dtype, of host `source`'s values. Usable behind `join`."""
 
@@ -61,6 +65,10 @@ class CudaLane:
             target.copy_(flat, non_blocking=True)
         return source, scaled, flat
 
+    def read(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
     def bring(self, source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         self._follow()
         with torch.cuda.stream(self._stream):
@@ -88,6 +96,11 @@ class _CudaEvent:
 
     def wait(self) -> None:
         self.event.synchronize()
+
+
+def lane_for(device: torch.device) -> Lane | None:
+    """A lane of one's own, beside those of others; none for host memory."""
+    return CudaLane(device) if device.type == "cuda" else None
 
 
 def unpinned(count: int, dtype: torch.dtype) -> torch.Tensor:

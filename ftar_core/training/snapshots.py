@@ -3,7 +3,9 @@
 Parameters change in the update and nowhere else, so from the end of one update to the beginning of the next the state
 stands still while forward, backward and the reduction run. A thread of its own copies it to host memory in that time,
 in slices during which the interpreter is free; when the next update is due and the copy is not done, it is abandoned,
-and begins again behind that update. Only when that happens again and again is an update made to wait a little.
+and begins again behind that update. Only when that happens again and again is an update made to wait a little. What
+is on a device goes through a lane (devices.py) of the copier's own into memory that the device writes by itself:
+beside the kernels of the training, and not behind them.
 
 A copy begins right behind an update, when it has the whole step, for everybody who has asked by then: replicas update
 at the same time, so sources that were asked together hold the same step. A job that stands still (it holds, or a
@@ -16,18 +18,22 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
+from ftar_core.training.devices import Event, Lane, lane_for
 from ftar_core.training.pieces import PIECE_BYTES, Layout, pieces_of, whole_digest
-from ftar_core.training.state import EncodedState, LiveState, empty_tensor, layout_hash, raw_bytes
+from ftar_core.training.state import EncodedState, LiveState, TensorInfo, empty_tensor, layout_hash, raw_bytes
 from ftar_core.training.stateconn import checksum
 from ftar_core.wire.ids import EpochId
 
 log = logging.getLogger(__name__)
 SLICE_BYTES = 1024 * 1024  # well below a millisecond: so long can the end of a copy be waited for
+LANE_BYTES = 16 * 1024 * 1024  # of a device at a time: less than a millisecond of its bus
+LANE_AHEAD = 2  # slices that are queued beyond the one that is waited for
 PATIENT_COPIES = 2  # abandoned one after the other, before an update waits for one
 FIRST_WAIT = 0.1  # of a step; twice as long each time
 
@@ -90,8 +96,12 @@ class _Copy:
 class Copier:
     """One copy at a time, in a thread of its own. `done(held)` is called there, before `settle` returns."""
 
-    def __init__(self, done: Callable[[Held], None]) -> None:
+    def __init__(
+        self, done: Callable[[Held], None], lane_for: Callable[[torch.device], Lane | None] = lane_for
+    ) -> None:
         self._done = done
+        self._lane_for = lane_for
+        self._lanes: dict[torch.device, Lane | None] = {}
         self._changed = threading.Condition()
         self._next: _Copy | None = None
         self._running: _Copy | None = None
@@ -109,6 +119,8 @@ class Copier:
 
     def start(self, live: LiveState, step: int, epoch: EpochId, patience: float = 0.0) -> None:
         """In the training thread, between two updates. Not while busy."""
+        for device in {tensor.device for tensor in live.tensors} - self._lanes.keys():
+            self._lanes[device] = self._lane_for(device)
         copy = _Copy(live, step, epoch, time.monotonic(), _device_ready(live), patience)
         with self._changed:
             if self._closed:
@@ -163,7 +175,7 @@ class Copier:
                 copy, self._running, self._next = self._next, self._next, None
             held = None
             if copy is not None:
-                held = self._copy(copy)
+                held = self._try(copy)
             if copy is not None and held is not None:
                 self._done(held)
                 copy.done = True
@@ -173,13 +185,26 @@ class Copier:
             if held is not None:
                 self._sum(held)
 
+    def _try(self, copy: _Copy) -> Held | None:
+        try:
+            return self._copy(copy)
+        except Exception as error:  # noqa: BLE001 - of the device, or no memory: the training goes on as long as it can
+            self.text = f"the state after step {copy.step} could not be copied: {error}"
+            log.warning("%s", self.text)
+            self._memory = []
+            return None
+
     def _copy(self, copy: _Copy) -> Held | None:
         copy.ready()
         fits = len(self._memory) == len(copy.live.tensors) and all(
             (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in zip(self._memory, copy.live.tensors, strict=False)
         )
         memory, self._memory = self._memory, []
-        copy.tensors = memory if fits else [empty_tensor(info) for info in copy.live.infos]
+        copy.tensors = (
+            memory
+            if fits
+            else [self._host(info, tensor) for info, tensor in zip(copy.live.infos, copy.live.tensors, strict=True)]
+        )
         for source, target in zip(copy.live.tensors, copy.tensors, strict=True):
             if not self._copy_one(copy, source, target):
                 self._memory = copy.tensors
@@ -199,6 +224,8 @@ class Copier:
     def _copy_one(self, copy: _Copy, source: torch.Tensor, target: torch.Tensor) -> bool:
         """False: told to stop before the end."""
         size = target.numel() * target.element_size()
+        if (lane := self._lanes.get(source.device)) is not None:
+            return self._read(copy, lane, source.detach(), target)
         if source.device.type != "cpu" or not source.is_contiguous() or source.is_conj() or source.is_neg():
             if self._stop:
                 return False
@@ -214,6 +241,29 @@ class Copier:
             copy.copied_bytes += count
         return True
 
+    def _host(self, info: TensorInfo, source: torch.Tensor) -> torch.Tensor:
+        lane = self._lanes.get(source.device)
+        return empty_tensor(info) if lane is None else lane.host(source.numel(), source.dtype).view(source.shape)
+
+    def _read(self, copy: _Copy, lane: Lane, source: torch.Tensor, target: torch.Tensor) -> bool:
+        """Through the lane. However it ends, no copy is under way afterwards: the update may write what was read."""
+        plain = source.is_contiguous() and not (source.is_conj() or source.is_neg())
+        parts = list(_slices(target, source)) if plain else [(target, source)]
+        under_way: deque[Event] = deque()
+        try:
+            for into, out_of in parts:
+                if self._stop:
+                    return False
+                lane.read(into, out_of)
+                under_way.append(lane.record())
+                if len(under_way) > LANE_AHEAD:
+                    under_way.popleft().wait()
+                copy.copied_bytes += into.numel() * into.element_size()
+        finally:
+            for event in under_way:
+                event.wait()
+        return True
+
     def _sum(self, held: Held) -> None:
         """Checksums of all pieces, so that they need not be made while somebody waits for them. From the end: shadows
         begin at the front, and what is asked for first is summed where it is sent."""
@@ -221,6 +271,12 @@ class Copier:
             if self._closed or self._next is not None:
                 return
             held.piece(number)
+
+
+def _slices(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    into, out_of, most = target.view(-1), source.view(-1), max(1, LANE_BYTES // source.element_size())
+    for start in range(0, source.numel(), most):
+        yield into[start : start + most], out_of[start : start + most]
 
 
 def _device_ready(live: LiveState) -> Callable[[], None]:

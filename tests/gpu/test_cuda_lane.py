@@ -13,6 +13,9 @@ from torch import nn
 from ftar_core.training.devices import host_memory, lanes_of
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.plan import make_plan
+from ftar_core.training.snapshots import Copier, Held
+from ftar_core.training.state import look_at_state
+from ftar_core.wire.ids import NO_EPOCH
 
 pytestmark = [
     pytest.mark.gpu,
@@ -78,3 +81,22 @@ def test_bandwidth_of_the_lane_beside_a_bare_pinned_copy() -> None:
         figures = {"device": torch.cuda.get_device_name(), "bytes": target.numel() * 4, "GB/s": best}
         with open(path, "w") as file:
             json.dump(figures, file)
+
+
+def test_a_state_is_copied_beside_kernels_of_the_training() -> None:
+    model = nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 2048)).cuda()
+    done: list[Held] = []
+    copier = Copier(done.append)
+    live = look_at_state({"model": model})
+    expected = [tensor.detach().cpu().clone() for tensor in live.tensors]
+    copier.start(live, 1, NO_EPOCH)
+    x = torch.randn(2048, 2048, device="cuda")
+    for _ in range(50):
+        x = model(x).detach().tanh()  # the stream that computes is busy meanwhile
+    copier.settle()  # an abandoned copy is begun again below
+    while not done:
+        copier.start(live, 1, NO_EPOCH, patience=1.0)
+        copier.settle(60.0, 60.0)
+    assert all(torch.equal(a, b) for a, b in zip(done[0].state.tensors, expected, strict=True))
+    assert all(tensor.is_pinned() for tensor in done[0].state.tensors)
+    copier.close()

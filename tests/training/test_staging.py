@@ -43,12 +43,16 @@ class LateLane:
         with self.changed:
             target.fill_(GARBAGE)
             self.queue.append((target, source, weight))
+            self.changed.notify_all()
         if self.flowing:
             self.let()
 
     def fetch(self, target: torch.Tensor, source: torch.Tensor, weight: float) -> object:
         self._put(target, source, weight)
         return source
+
+    def read(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._put(target, source, 1.0)
 
     def bring(self, source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         there = torch.empty(source.shape, dtype=like.dtype)
@@ -59,7 +63,7 @@ class LateLane:
         """So many copies happen now."""
         with self.changed:
             for target, source, weight in self.queue[self.made : self.made + count]:
-                target.copy_(source * weight)
+                target.copy_(source if weight == 1.0 else source * weight)
                 self.made += 1
             self.changed.notify_all()
 
