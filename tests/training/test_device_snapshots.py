@@ -34,7 +34,7 @@ class Bench:
 
     def start(self, step: int = 1) -> LiveState:
         live = self.live()
-        self.copier.start(live, step, NO_EPOCH)
+        self.copier.start(live, step, NO_EPOCH, patience=1.0)
         return live
 
     def settled(self, wait_s: float = 0.0) -> threading.Thread:
@@ -60,7 +60,7 @@ def test_a_state_comes_over_whole_and_slices_do_not_wait_for_each_other(bench: B
     assert bench.done == []
     bench.lane.flowing = True
     bench.lane.let()
-    bench.settled().join(30)
+    bench.settled(30.0).join(60)
     (held,) = bench.done
     for mine, theirs in zip(held.state.tensors, live.tensors, strict=True):
         assert mine.data_ptr() != theirs.data_ptr()
@@ -89,7 +89,7 @@ def test_an_update_waits_for_what_is_under_way_and_for_nothing_more(bench: Bench
     bench.lane.flowing = True
     again = bench.start(2)
     bench.lane.let()
-    bench.settled(30.0).join(30)
+    bench.settled(30.0).join(60)
     (held,) = bench.done
     assert held.step == 2
     assert all(torch.equal(a, b) for a, b in zip(held.state.tensors, again.tensors, strict=True))
