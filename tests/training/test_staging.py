@@ -141,7 +141,8 @@ def test_a_bucket_is_announced_while_later_copies_are_under_way() -> None:
         lane.let(1)
         if copies + 1 < len(lane.queue) and announced.seen:
             break
-    assert all((values != GARBAGE).all() for values in announced.seen.values())
+    with announced.changed:
+        assert all((values != GARBAGE).all() for values in announced.seen.values())
     finish(taker, lane)
     announced.wait(len(taker.plan.all_buckets))
     assert all((values != GARBAGE).all() for values in announced.seen.values())
