@@ -101,7 +101,7 @@ def run(count: int) -> list[tuple[str, list[float], float]]:
                 closing(Netlink()) as netlink,
                 live_agent(rails=["rail0", "rail1"], supervision={**supervision, "replicas": replicas}) as agent,
             ):
-                agent.start("--allow-faults")
+                agent.start("--allow-faults", "--stop-replicas")
                 bench = Bench(agent, netlink)
                 until(lambda: bench.pid() != 0, "the replica's process is there")
                 kinds: dict[str, Callable[[], float]] = {
@@ -125,6 +125,7 @@ def run(count: int) -> list[tuple[str, list[float], float]]:
                     began = cpu_s(agent.pid)
                     times = [one() for _ in range(count)]
                     found.append((kind, sorted(times), (cpu_s(agent.pid) - began) / count * 1000.0))
+                assert agent.stop() == 0, "and so its replica and its fork server are gone"
                 return found
     finally:
         namespace.close()
