@@ -38,7 +38,8 @@ def test_a_missing_rail_is_a_verdict_a_problem_and_the_state_of_its_view(agent: 
     node = agent.get("/v1/node").json()
     view = next(nic for nic in node["nics"] if nic["name"] == "rail-gone")
     assert (view["state"], view["reason"]) == (verdict["health"], verdict["reason"])
-    assert {"object": "node1/rail-gone", "reason": verdict["reason"], "action": verdict["hint"]} in node["problems"]
+    problem = {"object": "node1/rail-gone", "reason": verdict["reason"], "action": verdict["hint"], "in_force": False}
+    assert problem in node["problems"]
     event = next(e for e in agent.get("/v1/events").json()["events"] if e["kind"] == "rail.down")
     told = (event["incident"], event["node"], event["verdict"], event["action"])
     assert told == (verdict["incident"], "node1", "unhealthy", "check")
