@@ -38,6 +38,10 @@ def begin_again(job: Job, basis: Basis, kept: int, now: float) -> bool:
     if not able:
         return False
     undo = snapshot(job, [r.name for r in able])
+    for replica in list(job.table):  # who replays, or fetches from a source that is gone, has steps that come again
+        if replica.shadow and replica.conn is not None and not (replica.name in job.ready and replica.step == step):
+            why = f"the job begins again behind step {step}"
+            job.evict(replica, why, now, rejoin=True, in_place=True)
     lost = job.step - 1 - step
     job.step, job.deal, job.last_commit_epoch = step + 1, job.deals[step], job.commits[step]
     job.committed(step, job.last_commit_epoch)
