@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from ftar_core.protocol.evictions import auto_evict
 from ftar_core.protocol.job import Job
+from ftar_core.protocol.majority import outvoted
 from ftar_core.protocol.membership import Replica, natural
 from ftar_core.wire.accounting import Loss
 from ftar_core.wire.ids import EpochId
@@ -50,17 +51,10 @@ def judge(votes: Mapping[str, Digests]) -> Judgement:
     odd: dict[str, tuple[str, ...]] = {}
     clear = True
     for at, kind in ((0, REDUCED), (1, STATE)):
-        groups: dict[int, list[str]] = {}
-        for name, digests in votes.items():
-            if at == 0 or digests[at]:
-                groups.setdefault(digests[at], []).append(name)
-        if len(groups) < 2:
-            continue
-        first, *others = sorted(groups.values(), key=len, reverse=True)
-        voters = sum(map(len, groups.values()))
-        if voters < 3 or 2 * len(first) <= voters:
-            clear, others = False, [first, *others]
-        for name in (name for group in others for name in group):
+        said = {name: digests[at] for name, digests in votes.items() if at == 0 or digests[at]}
+        differ, sure = outvoted(said)
+        clear = clear and sure
+        for name in differ:
             odd[name] = (*odd.get(name, ()), kind)
     return Judgement(odd, clear)
 

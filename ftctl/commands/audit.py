@@ -74,7 +74,8 @@ def _row(record: AuditRecord) -> tuple[str, ...]:
 
     from ftctl.client.agent import printable
 
-    said = " ".join(f"{key}={value}" for key, value in record.asks.items() if value is not False)
+    # What ftctl adds by itself about other nodes is in `-o json`.
+    said = " ".join(f"{key}={value}" for key, value in record.asks.items() if value is not False and key != "fleet")
     what = "; ".join(part for part in (f"{record.target} {said}".strip(), record.why, record.detail) if part)
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.time))
     cells = (record.node, record.who or "-", record.source, record.action, record.result, what or "-")

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftar_core.protocol.majority import outvoted
 from ftar_core.training.checkpoints.turns import Life
 
 PATIENCE_S = 5.0
@@ -46,17 +47,11 @@ def judge(votes: Mapping[Life, Sequence[str]]) -> Verdict:
     odd: set[Life] = set()
     clear = True
     for rank in range(max((len(digests) for digests in votes.values()), default=0)):
-        groups: dict[str, list[Life]] = {}
-        for life, digests in votes.items():
-            if rank < len(digests) and digests[rank]:
-                groups.setdefault(digests[rank], []).append(life)
-        if len(groups) < 2:
-            continue
-        first, *others = sorted(groups.values(), key=len, reverse=True)
-        voters = sum(map(len, groups.values()))
-        if voters < 3 or 2 * len(first) <= voters:
-            clear, others = False, [first, *others]
-        odd.update(life for group in others for life in group)
+        differ, sure = outvoted(
+            {life: digests[rank] for life, digests in votes.items() if rank < len(digests) and digests[rank]}
+        )
+        clear = clear and sure
+        odd.update(differ)
     return Verdict(frozenset(odd), clear)
 
 
