@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that: ftctl
 # leaves signals alone that were ignored at its start, so the tests that send one would wait for nothing.
@@ -18,6 +19,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
 
 # An agent on a busy machine answers late, and no test fails by that. Those that are about it say `--timeout`.
 os.environ.setdefault("FTCTL_TIMEOUT", "30s")
+
+# The same of a single example of hypothesis: that it was slow now and then says nothing about the code.
+settings.register_profile("ftctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ftctl")
 
 # One process for these: a lab is most of the machine, and asserts that nothing of it is left there.
 ONE_AT_A_TIME = ("lab", "scenarios", "bench")

@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from ftctl.app import main
 from ftctl.context import World
 
 from .fake_agent import FakeCluster
-
-# A busy machine makes a single example slow now and then; that says nothing about the code.
-settings.register_profile("ftctl", deadline=None)
-settings.load_profile("ftctl")
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftar_core.errors import FtarError, SettingsError, StateMismatch
@@ -53,7 +53,6 @@ def test_the_order_is_that_of_a_session_without_a_sampler() -> None:
     assert flat([BatchSampler(10, 4, shuffle=False).indices(n) for n in range(3)]) == [*range(10), 0, 1]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_state_of_a_few_numbers_is_enough_to_go_on_with_any_number_of_replicas(data: st.DataObject) -> None:
     """Train a while, save, start again with others, until all is trained: every batch once."""

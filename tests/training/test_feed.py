@@ -76,7 +76,7 @@ class Replica:
         self.feed: Feed[Batch] = Feed(cast(Any, self.loader), self.source, name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     samples=st.integers(1, 60),
@@ -162,7 +162,6 @@ def test_after_a_loss_what_will_still_be_needed_is_kept() -> None:
     assert not life.feed._aside, "nothing is kept in vain"
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_foresight_is_what_the_sampler_then_deals(seed: int) -> None:
     rng = random.Random(seed)

@@ -271,7 +271,7 @@ DOINGS = st.one_of(
 MOMENTS = st.one_of(st.floats(0.0, 0.5), st.floats(-1e5, 1e5))  # a clock that jumps both ways
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(MOMENTS, DOINGS), max_size=60), st.floats(0.0, 1e9))
 def test_the_sum_is_the_whole_and_nothing_is_negative_whatever_happens(
     doings: list[tuple[float, tuple[object, ...]]], start: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftar_core.protocol import sampler
@@ -40,7 +40,6 @@ def test_dealing_the_same_step_again_gives_out_the_same_batches() -> None:
     assert (again.batches, again.returned, again.cursor) == ({"r2": 0}, (1,), 2)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(members, members), min_size=1, max_size=30))
 def test_every_batch_is_trained_once_or_waits(history: list[tuple[list[str], list[str]]]) -> None:
     deal = sampler.first(NAMES)
@@ -73,7 +72,6 @@ def test_a_later_job_goes_on_where_an_earlier_one_ended() -> None:
     assert sampler.following(deal, ["r0", "r2", "r3"], ["r0", "r2", "r3"]).batches == {"r0": 5}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 2**32))
 def test_data_with_an_end_is_trained_once_and_the_end_is_noticed(limit: int, seed: int) -> None:
     rng = random.Random(seed)
