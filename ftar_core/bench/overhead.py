@@ -1,9 +1,10 @@
 """`python -m ftar_core.bench overhead`: what a step takes in a session and in DDP over gloo, when nothing fails.
 
 Two replicas on loopback, each of which trains two equal models in turn, not paced: some steps of one, as many of the
-other, the order changing with each round. ratio: ours / DDP of a round, the median and quartiles of all rounds. memory
-(private bytes of a replica beyond the same training without anybody else): retained is the gradients kept for a retry,
-as a multiple of their size; buffers is all else that a session takes; ddp what DDP takes.
+other, the order changing with each round. ratio: ours / DDP of a round, the median and quartiles of all rounds. cpu:
+the same of a replica's processor time, all threads. memory (private bytes of a replica with its gradients there, beyond
+the same training without anybody else): retained is the gradients kept for a retry, as a multiple of their size;
+buffers is all else that a session takes; ddp what DDP takes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ COLUMNS = [
     Column("ratio", "ours / ddp", 12, number(".3f"), at_most(1.02)),
     Column("ratio_low", "quartiles", 11, number(".3f")),
     Column("ratio_high", "", 8, number(".3f")),
+    Column("cpu_ratio", "cpu", 8, number(".3f")),
     Column("retained_x", "retained", 10, number(".2f", " x"), at_most(1)),
     Column("buffers_mib", "buffers", 11, number(".0f", " MiB"), at_most(64)),
     Column("ddp_mib", "ddp's", 11, number(".0f", " MiB")),
@@ -101,6 +103,7 @@ def row(name: str, steps: int, sizes: Mapping[str, float], times: Sequence[Mappi
         "ratio": round(percentile(ratios, 0.5), 4),
         "ratio_low": round(percentile(ratios, 0.25), 4),
         "ratio_high": round(percentile(ratios, 0.75), 4),
+        "cpu_ratio": round(percentile([one["ours_cpu"] / one["ddp_cpu"] for one in times], 0.5), 4),
         "retained_x": round(sizes["retained_bytes"] / sizes["gradient_bytes"], 3),
         "buffers_mib": round(buffers / MIB, 1),
         "ddp_mib": round(sizes["grown_ddp"] / MIB, 1),

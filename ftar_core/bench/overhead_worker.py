@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -26,7 +27,11 @@ RANKS = 2
 
 
 def private_bytes() -> int:
-    """Memory of this process that nobody shares (Private_* of smaps_rollup, proc(5))."""
+    """Memory of this process that nobody shares (Private_* of smaps_rollup, proc(5)), without what its allocator has
+    been given back and keeps for later (malloc_trim(3)), which is nobody's buffer."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc's
+        trim(ctypes.c_size_t(0))
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 
@@ -45,7 +50,8 @@ class Side:
         return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
     def alone(self) -> int:
-        """Plain training, the same on both replicas. Private bytes with gradients and optimizer state there."""
+        """Plain training, the same on both replicas. Private bytes when a step needs most: with its gradients and the
+        optimizer's state there."""
         for step in range(ALONE):
             self.optimizer.zero_grad()
             loss = self.loss(self.model, torch.arange(BATCH) + step)
@@ -84,21 +90,24 @@ def work(request: Mapping[str, Any]) -> None:
     wrapped = DistributedDataParallel(theirs.model)
     places = itertools.count(rank * BATCH, RANKS * BATCH)
 
-    def step_theirs() -> None:
+    def step_theirs(*, clear: bool = True) -> None:
         first = next(places)
         indices = torch.arange(first, first + BATCH) % len(theirs.text)
         loss = theirs.loss(wrapped, indices)
         loss.backward()
         theirs.optimizer.step()
-        theirs.optimizer.zero_grad()
+        if clear:
+            theirs.optimizer.zero_grad()
 
-    for _ in range(ALONE):
-        step_theirs()
+    for left in reversed(range(ALONE)):
+        step_theirs(clear=left > 0)
+    grown_ddp = private_bytes() - before
+    theirs.optimizer.zero_grad()
     sizes = {
         "gradient_bytes": sum(p.numel() * p.element_size() for p in ours.model.parameters()),
         "retained_bytes": session._taker.retained.most_bytes,
         "grown_ours": grown_ours,
-        "grown_ddp": private_bytes() - before,
+        "grown_ddp": grown_ddp,
     }
     with Path(request["found"]).open("a") as found:
         _tell(found, rank, sizes)
@@ -107,10 +116,11 @@ def work(request: Mapping[str, Any]) -> None:
             times: dict[str, float] = {}
             for name, step in order if number % 2 == 0 else reversed(order):
                 dist.barrier()
-                begun = time.monotonic()
+                begun, used = time.monotonic(), time.process_time()
                 for _ in range(int(request["steps"])):
                     step()
                 times[name] = (time.monotonic() - begun) / int(request["steps"])
+                times[f"{name}_cpu"] = (time.process_time() - used) / int(request["steps"])
             _tell(found, rank, times)
         dist.barrier()  # nobody ends while another one measures
 
