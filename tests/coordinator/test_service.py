@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ftar_core.coordinator import connections as connections_module
 from ftar_core.coordinator import peers as peers_module
-from ftar_core.coordinator import service as service_module
 from ftar_core.coordinator.listen import listen
 from ftar_core.errors import AuthError, ProtocolRefused, SettingsError, StoreError, WireError
 from ftar_core.protocol.effects import Close, Emit, Persist, Reply, Send, Stop
@@ -147,14 +147,14 @@ def test_junk_is_dropped_at_once(running: Running, connect: Connect, junk: bytes
 def test_who_says_nothing_is_dropped_in_time(
     running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "STRANGER_S", 0.05)
+    monkeypatch.setattr(connections_module, "STRANGER_S", 0.05)
     assert connect().ended()
 
 
 def test_half_open_connections_cannot_lock_out_a_member(
     running: Running, script: Script, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(connections_module, "MAX_STRANGERS", 8)
     welcome(script, running)
     flood = [connect() for _ in range(30)]
     member = connect()
@@ -266,13 +266,13 @@ def test_the_record_is_on_disk_before_anybody_hears_of_it(running: Running, scri
         Send(e.conn, Welcome(term=running.claim.term, incarnation=1, proof=b"")),
     ]
     seen: list[bool] = []
-    real = running.service._send
+    real = running.service._connections.send
 
     def send(conn: int, message: object) -> None:
         seen.append(running.store.record_path.exists())
         real(conn, message)  # type: ignore[arg-type]
 
-    running.service._send = send  # type: ignore[method-assign, assignment]
+    running.service._connections.send = send  # type: ignore[method-assign, assignment]
     client = connect()
     client.hello()
     client.next()
