@@ -163,8 +163,8 @@ def _state_lock(state_dir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(only_one(state_dir / "agent.pid"))
-        except Taken as other:
-            raise DaemonProblem(f"state_dir {state_dir}: another agent (pid {other}) uses it") from None
+        except Taken as taken:
+            raise DaemonProblem(f"state_dir {state_dir}: {taken.why('agent')}") from None
         except OSError as error:
             raise DaemonProblem(f"state_dir {error.filename or state_dir}: {error.strerror}", USAGE) from None
         yield

@@ -54,8 +54,8 @@ def main() -> None:
             sys.exit(_run(settings, options.config, agent_uid, users))
     except HelperProblem as error:
         _fail(str(error), USAGE)
-    except Taken as other:
-        _fail(f"state_dir {settings.state_dir}: another helper (pid {other}) uses it", FAILED)
+    except Taken as taken:
+        _fail(f"state_dir {settings.state_dir}: {taken.why('helper')}", FAILED)
     except LedgerError as error:
         _fail(f"the ledger of faults cannot be used: {error}", FAILED)
     except HostError as error:

@@ -6,7 +6,8 @@ boot) and no two processes of one boot share both. Signals go through a pidfd (p
 afterwards, so that there is no moment between looking and killing. Where the kernel or a sandbox has no pidfds the
 check is repeated just before kill(2), which leaves a window of microseconds in place of none.
 
-A zombie counts as ended: it holds no resources, and only its parent can do something about it.
+A zombie counts as ended: it runs nothing any more, and only its parent can do something about it. (What its other threads
+share, such as open files, may be held for a moment yet: pidfile.py.)
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from agents.host.errors import HostError
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
+_PF_EXITING = 0x4  # include/linux/sched.h
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,18 @@ def read_stat(pid: int) -> Stat | None:
     # The second field is the name in brackets and may itself hold spaces and brackets.
     fields = text[text.rindex(b")") + 2 :].split()
     return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def on_its_way_out(pid: int) -> bool:
+    """There is no such process, or it has ended, or nothing can keep it from ending: flags and pending signals of
+    /proc/PID/stat (fields 9 and 31)."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return True
+    fields = text[text.rindex(b")") + 2 :].split()
+    exiting = bool(int(fields[6]) & _PF_EXITING)
+    return fields[0] in (b"Z", b"X") or exiting or bool(int(fields[28]) & (1 << (signal.SIGKILL - 1)))
 
 
 def start_time_of(pid: int) -> int | None:

@@ -12,7 +12,6 @@ systemd this needs KillMode=process in the agent's unit.)
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import math
 import os
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from agents.api.models import ProcessView
 from agents.because import NOTHING, Because, Emit, tell
+from agents.host.pidfile import Taken, take
 from agents.host.processes import boot_s
 from agents.host.workers import Worker
 from agents.recovery import whole
@@ -328,17 +328,14 @@ class Supervisor:
 
     def _lock(self, path: Path) -> int:
         """Two agents on one state directory would start every replica twice."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
+            return take(path)
+        except Taken as taken:
             raise SupervisionUnavailable(
                 f"state directory {self._settings.state_dir}",
-                "another agent supervises replicas from it",
+                f"supervision: {taken.why('agent')}",
                 hint="stop that agent first, or give this one a state_dir of its own",
             ) from None
-        return fd
 
     def _unlock(self) -> None:
         for fd in (self._lock_fd, self._wake_r, self._wake_w):
