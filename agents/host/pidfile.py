@@ -1,10 +1,10 @@
 """One process a directory: a locked file with its number, for people. The lock ends with the process.
 
-Not at the same moment, though. A process of many threads that is killed is seen to be dead when its first thread is (its
-/proc entry says Z, `kill -9` has returned), while the others, which share its open files, may take most of a second to
-end on a busy machine; and a child that it was just starting has a copy of them until it runs its program. Whoever starts
-an agent again at once must not be refused by such remains: as long as the process that wrote its number has ended, or is
-on its way, the lock is waited for. One that lives is a refusal at once.
+Not at the same moment, though. A killed process of many threads is seen to be dead when its first thread is (its /proc
+entry says Z), while the others, which share its open files, may take most of a second to end on a busy machine; and a
+child that it was just starting has a copy of them until it runs its program. Whoever starts an agent again at once must
+not be refused by such remains: as long as the process that wrote its number has ended, or is on its way, the lock is
+waited for. One that lives is a refusal at once.
 """
 
 from __future__ import annotations

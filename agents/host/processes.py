@@ -6,8 +6,8 @@ boot) and no two processes of one boot share both. Signals go through a pidfd (p
 afterwards, so that there is no moment between looking and killing. Where the kernel or a sandbox has no pidfds the
 check is repeated just before kill(2), which leaves a window of microseconds in place of none.
 
-A zombie counts as ended: it runs nothing any more, and only its parent can do something about it. (What its other threads
-share, such as open files, may be held for a moment yet: pidfile.py.)
+A zombie counts as ended: it runs nothing any more, and only its parent can do something about it. (What its other
+threads share, such as open files, may be held for a moment yet: pidfile.py.)
 """
 
 from __future__ import annotations

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import socket
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from pyroute2 import IPRoute
 
 CLONE_NEWNET = 0x40000000
+SIOCGIFFLAGS = 0x8913
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,20 +78,33 @@ def add_routes(ipr: IPRoute, index: int, number: int) -> None:
 
 def picture(ipr: IPRoute, index: int) -> set[str]:
     """Everything of the device that a fault must bring back, in a form that can be compared."""
-    found: set[str] = set()
-    for message in ipr.get_links(index):
-        found.add(f"up {bool(message['flags'] & 1)}")
-    for message in ipr.get_addr(index=index):
-        flags = (message.get("flags") or 0) & ~0x40  # tentative: still being checked for duplicates
-        parts = [message.get(k) for k in ("address", "local", "broadcast", "label")]
-        found.add(f"address {parts}/{message['prefixlen']} scope {message['scope']} flags {flags}")
+    return pictures(ipr, {index})[index]
+
+
+def pictures(ipr: IPRoute, indexes: Collection[int]) -> dict[int, set[str]]:
+    """The same of several devices, with one dump of each kind for all of them."""
+    found: dict[int, set[str]] = {index: {f"up {_is_up(index)}"} for index in indexes}
+    for message in ipr.get_addr():
+        if message["index"] in found:
+            flags = (message.get("flags") or 0) & ~0x40  # tentative: still being checked for duplicates
+            parts = [message.get(k) for k in ("address", "local", "broadcast", "label")]
+            text = f"address {parts}/{message['prefixlen']} scope {message['scope']} flags {flags}"
+            found[message["index"]].add(text)
     for message in ipr.get_routes():
-        if message.get("oif") == index:
-            found.add(f"route {_plain(message)}")
-    for message in ipr.get_neighbours(ifindex=index):
-        if message["state"] == 0x80:
-            found.add(f"neighbour {message.get('dst')} {message.get('lladdr')}")
+        if message.get("oif") in found:
+            found[message.get("oif")].add(f"route {_plain(message)}")
+    for message in ipr.get_neighbours():
+        if message["state"] == 0x80 and message["ifindex"] in found:
+            found[message["ifindex"]].add(f"neighbour {message.get('dst')} {message.get('lladdr')}")
     return found
+
+
+def _is_up(index: int) -> bool:
+    """By ioctl (netdevice(7)): a netlink message has hundreds of fields, which take a millisecond to read."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        wish = struct.pack("16sh22x", socket.if_indextoname(index).encode(), 0)
+        flags: int = struct.unpack("16sh22x", fcntl.ioctl(any_socket, SIOCGIFFLAGS, wish))[1]
+        return bool(flags & 1)
 
 
 def _plain(message: Any) -> str:

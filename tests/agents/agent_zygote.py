@@ -1,6 +1,6 @@
 """Starts agents for tests without the second that their imports take: a process that has them imported, and forks.
 
-    python agent_zygote.py        one JSON line a start on stdin; one line with the agent's pid on stdout
+One JSON line a start on stdin; one line with the agent's pid on stdout. It ends at the end of stdin.
 
 What is forked is an agent as `ft-agent` is one: a process in a session of its own, with default signals, in the network
 namespace that it is told, that runs agents.daemon.main.
@@ -54,7 +54,3 @@ def _become(libc: ctypes.CDLL, wish: dict[str, str]) -> None:
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

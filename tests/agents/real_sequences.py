@@ -13,10 +13,13 @@ What may be seen on it, by a model that knows nothing of how the agent works:
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,10 +28,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TextIO
 
-import httpx
-from agent_network import Namespace, add_rail, add_routes, picture, settled
+from agent_network import Namespace, add_rail, add_routes, pictures, settled
 from live_agent import TOKENS, until, write
 from pyroute2 import IPRoute
 
@@ -56,25 +58,29 @@ WISHES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+class Unix(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("agent")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(60)
+        self.sock.connect(str(self._path))
+
+
+@dataclass
 class Zygote:
     """Where agents come from (agent_zygote.py)."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "agent_zygote.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    pid: int
+    ask: TextIO
+    told: TextIO
 
     def agent(self, namespace: Namespace, config: Path, log: Path) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         where = f"/proc/{os.getpid()}/fd/{namespace._fd}"
-        wish = {"namespace": where, "config": str(config), "log": str(log)}
-        print(json.dumps(wish), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        print(json.dumps({"namespace": where, "config": str(config), "log": str(log)}), file=self.ask, flush=True)
+        return int(self.told.readline())
 
 
 @dataclass
@@ -122,32 +128,33 @@ class RealNode:
         write(self.config, settings)
         with self.namespace.entered(), IPRoute() as ipr:
             ipr.link("set", index=1, state="up")
-            for number, name in enumerate((*RAILS, "mgmt0")):
-                index = add_rail(ipr, name, number)
-                settled(ipr, index)
-                if number in (0, 3):
-                    add_routes_of(ipr, index, number)
+            self._indexes = {name: add_rail(ipr, name, number) for number, name in enumerate((*RAILS, "mgmt0"))}
+            for number, name in ((0, "rail0"), (3, "mgmt0")):
+                settled(ipr, self._indexes[name])
+                add_routes_of(ipr, self._indexes[name], number)
             self._nft("add", "table", "inet", "theirs")
             self._nft("add", "chain", "inet", "theirs", "in", "{ type filter hook input priority 5 ; }")
             self._nft("add", "rule", "inet", "theirs", "in", "tcp", "dport", "22", "accept")
-            ipr.tc("add", kind="pfifo", index=ipr.link_lookup(ifname="mgmt0")[0], handle=0x30000, limit=77)
-            for name in (*RAILS, "mgmt0"):
-                settled(ipr, ipr.link_lookup(ifname=name)[0])
+            ipr.tc("add", kind="pfifo", index=self._indexes["mgmt0"], handle=0x30000, limit=77)
+            for index in self._indexes.values():
+                settled(ipr, index)
         self.before = self.look()
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status 0 if there is nobody, or he died meanwhile."""
-        transport = httpx.HTTPTransport(uds=str(self.socket))
-        headers = {"Authorization": f"Bearer {TOKENS['chaos']}"}
+        headers = {"Authorization": f"Bearer {TOKENS['chaos']}", "Content-Type": "application/json"}
         try:
-            with httpx.Client(transport=transport, base_url="http://agent", headers=headers, timeout=60) as client:
-                answer = client.request(method, path, json=body)
-        except httpx.HTTPError:
+            with contextlib.closing(Unix(self.socket)) as connection:
+                connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+                answer = connection.getresponse()
+                text = answer.read()
+        except (OSError, http.client.HTTPException):
             return 0, {}
-        assert answer.status_code < 500 or answer.json()["code"] == "unsupported", answer.text
-        return answer.status_code, answer.json()
+        said = json.loads(text)
+        assert answer.status < 500 or said["code"] == "unsupported", text
+        return answer.status, said
 
     def start_agent(self) -> None:
         if self.pid is not None:
@@ -159,12 +166,19 @@ class RealNode:
 
     def _answers(self) -> bool:
         assert self.pid is not None
-        assert _lives(self.pid), f"the agent ended: {self.text()}"
+        if not _lives(self.pid):
+            pid, self.pid = self.pid, None
+            raise AssertionError(f"the agent (pid {pid}) ended at its start: {self.text()}")
         return self.ask("GET", "/healthz")[0] == 200
 
     def kill_agent(self) -> None:
         if self.pid is not None:
-            os.kill(self.pid, signal.SIGKILL)
+            try:
+                os.kill(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pid, self.pid = self.pid, None
+                raise AssertionError(f"the agent (pid {pid}) has ended by itself: {self.text()}") from None
+            # Its first thread, as `kill -9` and whoever looks see it: the next agent must not mind the rest.
             until(lambda: not _lives(self.pid), "the agent is dead", LIVES_S)
             self.pid, self.frozen = None, False
 
@@ -263,7 +277,7 @@ class RealNode:
         self._theirs += 1
         what = self.rng.choice(("table", "route", "address", "queue"))
         with self.namespace.entered(), IPRoute() as ipr:
-            index = ipr.link_lookup(ifname="mgmt0")[0]
+            index = self._indexes["mgmt0"]
             if what == "table":
                 self._nft("add", "table", "netdev", f"admin{self._theirs}")
             elif what == "route":
@@ -286,30 +300,26 @@ class RealNode:
         """All that a fault could leave behind, or break."""
         seen: dict[str, Any] = {}
         with self.namespace.entered(), IPRoute() as ipr:
-            for name in (*RAILS, "mgmt0"):
+            shown = pictures(ipr, self._indexes.values())
+            queues: dict[int, list[str]] = {index: [] for index in self._indexes.values()}
+            for m in ipr.get_qdiscs():
+                if m["index"] in queues:
+                    queues[m["index"]].append(f"{m.get('kind')} {m['handle']:x} {m['parent']:x} {m.get('options')}")
+            for name, index in self._indexes.items():
                 whose = "theirs" if name == "mgmt0" else "rail"
-                index = ipr.link_lookup(ifname=name)[0]
-                queues = sorted(
-                    f"{m.get('kind')} {m['handle']:x} {m['parent']:x} {m.get('options')}" for m in ipr.get_qdiscs(index)
-                )
-                ipv6 = sorted(
-                    f"{p.name} {p.read_text().strip()}"
-                    for p in Path(f"/proc/sys/net/ipv6/conf/{name}").iterdir()
-                    if p.name in ("disable_ipv6", "accept_ra", "addr_gen_mode", "mtu", "keep_addr_on_down")
-                )
-                seen[f"{whose} {name}"] = (sorted(picture(ipr, index)), queues, ipv6)
-            tables = [line.split()[-1] for line in self._nft("list", "tables").splitlines()]
-            seen["theirs tables"] = [self._nft("list", "table", *kind) for kind in self._kinds()]
-        seen["tables"] = sorted(name for name in tables if name.startswith("ftctl_"))
+                ipv6 = [
+                    f"{word} {Path('/proc/sys/net/ipv6/conf', name, word).read_text().strip()}"
+                    for word in ("accept_ra", "addr_gen_mode", "disable_ipv6", "keep_addr_on_down", "mtu")
+                ]
+                seen[f"{whose} {name}"] = (sorted(shown[index]), sorted(queues[index]), ipv6)
+            tables = _tables(self._nft("list", "ruleset"))
+        seen["theirs tables"] = [text for name, text in tables if not name.startswith("ftctl_")]
+        seen["tables"] = sorted(name for name, _ in tables if name.startswith("ftctl_"))
         scratch = self.root / "state" / "scratch"
         seen["files"] = sorted(p.name for p in scratch.iterdir()) if scratch.is_dir() else []
         seen["stopped"] = sorted(pid for pid, state in self.processes().items() if state in "Tt" and pid != self.pid)
         seen["theirs cgroups"] = (_cgroup(os.getpid()), _cgroup(self.pid) if self.pid else _cgroup(os.getpid()))
         return seen
-
-    def _kinds(self) -> list[list[str]]:
-        lines = self._nft("list", "tables").splitlines()
-        return [line.split()[1:] for line in lines if not line.split()[-1].startswith("ftctl_")]
 
     def processes(self) -> dict[int, str]:
         """Those of this node, by what their command lines name; with the kernel's letter for what they do."""
@@ -417,8 +427,7 @@ class RealNode:
 
     def close(self) -> None:
         self.kill_controller()
-        self.kill_agent()
-        for pid in self.processes():
+        for pid in (*filter(None, [self.pid]), *self.processes()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.namespace.close()
@@ -430,6 +439,12 @@ def add_routes_of(ipr: IPRoute, index: int, number: int) -> None:
         add_routes(ipr, index, 0)
     else:
         ipr.route("add", dst="10.98.0.0/16", gateway=f"10.77.{number}.2", oif=index)
+
+
+def _tables(ruleset: str) -> list[tuple[str, str]]:
+    """Each by name and as nft shows it."""
+    found = re.findall(r"^(table \w+ (\S+) \{\n.*?^\})$", ruleset, re.MULTILINE | re.DOTALL)
+    return [(name, text) for text, name in found]
 
 
 def _lives(pid: int | None) -> bool:
