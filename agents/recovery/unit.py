@@ -7,14 +7,12 @@
                                         |       BACKOFF <--policy--   ENDING --policy--> STOPPED, EXITED, FAILED
                                         `--due-----'                (exit status)
 
-Nothing here waits: `tick` looks at the process and at the clock and moves on as far as it can. What was decided is in
-state.json before it is acted upon, so that the next agent decides the same; if the disk is full it is acted upon anyway
-(an operator's stop must work then too), and said so.
+Nothing here waits: `tick` looks at the process and at the clock and moves on as far as it can. What was decided is on
+disk before it is acted upon (unitrecords.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 from collections.abc import Callable
@@ -23,14 +21,15 @@ from enum import Enum
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from agents.api.models import ProcessView
 from agents.because import NOTHING, Because
 from agents.host.processes import TICKS_PER_S, Handle, boot_id, kill_session, read_stat
 from agents.recovery import logs, policy
 from agents.recovery.policy import Action, Ending, Intent, Limits
-from agents.recovery.records import Exit, Life, NotSpawned, Outcome, Spawn, Spawned, State, read_record, write_record
+from agents.recovery.records import Exit, Life, NotSpawned, Outcome, Spawn, Spawned, State
+from agents.recovery.unitrecords import UnitRecords, fingerprint
+from agents.recovery.usage import Usage, UsageMeter
 from agents.recovery.whole import RankNow
 from agents.settings import Supervised
 
@@ -74,7 +73,7 @@ class Unit:
         self.directory = directory
         self.log_path = directory / "log"
         self.handle: Handle | None = None
-        self.state = State(wanted=spec.autostart)
+        self._records = UnitRecords(directory, State(wanted=spec.autostart), self._unrecorded)
         self.phase = Phase.STOPPED
         self._environment = environment
         self._limits = limits
@@ -86,14 +85,18 @@ class Unit:
         self._life: Life | None = None
         self._asked = False  # a Spawn is under way
         self._at_s = 0.0  # BACKOFF: start then; STOPPING: SIGKILL then; ENDING: give up the exit status then
-        self._sample: tuple[psutil.Process, float, float, str] | None = None
-        self._disk_full = False
+        self._meter = UsageMeter()
+        self._usage: Usage | None = None
         self._killed = False  # SIGKILL was sent to this life
+
+    @property
+    def state(self) -> State:
+        return self._records.state
 
     # --- what operators ask for ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._change(wanted=True, outcome=Outcome.NONE, failures=0, reason="")
+        self._records.change(wanted=True, outcome=Outcome.NONE, failures=0, reason="")
         if self.phase in (*_AT_REST, Phase.BACKOFF):
             self._intent = Intent.NONE
             self.phase = Phase.STARTING
@@ -106,14 +109,14 @@ class Unit:
         """Start it. A drained process takes seconds to be gone; a rejoin in that time is for the next life."""
         self.start()
         if self.phase is Phase.RUNNING:
-            self._change(rejoined_life=self.state.life)
+            self._records.change(rejoined_life=self.state.life)
 
     def stop(self, now: float, why: str) -> None:
-        self._change(wanted=False, reason=why)
+        self._records.change(wanted=False, reason=why)
         self.halt(now, why)
 
     def restart(self, now: float, why: str) -> None:
-        self._change(wanted=True, outcome=Outcome.NONE, failures=0)
+        self._records.change(wanted=True, outcome=Outcome.NONE, failures=0)
         if self.phase is Phase.RUNNING:
             self._end(now, Intent.RESTART, why)
         else:
@@ -139,13 +142,9 @@ class Unit:
 
     def recover(self, now: float) -> None:
         """Go on from what an earlier agent left: adopt its process, learn how it ended, or start."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        saved = read_record(self.directory / "state.json", State)
-        if saved is not None:
-            self.state = saved
-            if saved.spec != self._fingerprint() and saved.outcome is not Outcome.NONE:
-                self._change(outcome=Outcome.NONE)  # that was another configuration's
-        life = read_record(self.directory / "life.json", Life)
+        if self._records.recover() and self.state.spec != fingerprint(self.spec):
+            self._records.change(outcome=Outcome.NONE)  # that was another configuration's
+        life = self._records.life()
         if life is not None and life.life > self.state.settled_life:
             self._intent = Intent.NONE if self.state.wanted else Intent.STOP
             self._adopt(life, now, adopted=True)
@@ -156,9 +155,9 @@ class Unit:
             self.phase = Phase.STARTING if self.state.wanted else Phase.STOPPED
 
     def _adopt(self, life: Life, now: float, *, adopted: bool) -> None:
-        self._life = life
+        self._life, self._meter = life, UsageMeter()
         self._asked = False
-        self._change(life=max(life.life, self.state.life))
+        self._records.change(life=max(life.life, self.state.life))
         same_boot = life.boot_id == boot_id()
         self.handle = Handle.open(life.pid, life.start_time) if same_boot else None
         if not adopted:
@@ -189,7 +188,7 @@ class Unit:
     def request(self) -> Spawn:
         """Ask for the next life. Its number is on disk first, so that no later agent uses it again."""
         self._asked = True
-        self._change(life=self.state.life + 1, spec=self._fingerprint())
+        self._records.change(life=self.state.life + 1, spec=fingerprint(self.spec))
         return Spawn(
             name=self.name,
             life=self.state.life,
@@ -203,7 +202,7 @@ class Unit:
 
     def spawned(self, message: Spawned, now: float) -> None:
         if self.phase is Phase.STARTING and message.life.life > self.state.settled_life:
-            self._change(starts=self.state.starts + 1)
+            self._records.change(starts=self.state.starts + 1)
             self._adopt(message.life, now, adopted=message.life.life != self.state.life)
 
     def not_spawned(self, message: NotSpawned, now: float) -> None:
@@ -215,15 +214,15 @@ class Unit:
             if message.retiring:
                 return  # not its failure: the next server is asked
             decision = policy.failed(message.reason, self.state.failures + 1, self._limits)
-            self._change(failures=decision.failures, reason=decision.sentence)
+            self._records.change(failures=decision.failures, reason=decision.sentence)
             self._later(decision, decision.sentence, now)
 
     def server_lost(self, now: float) -> None:
         """No answer will come. If life.json is there the process was started, else it was not and will not be."""
         if self.phase is Phase.STARTING and self._asked:
-            life = read_record(self.directory / "life.json", Life)
+            life = self._records.life()
             if life is not None and life.life == self.state.life:
-                self._change(starts=self.state.starts + 1)
+                self._records.change(starts=self.state.starts + 1)
                 self._adopt(life, now, adopted=False)
                 return
             self._asked = False
@@ -279,13 +278,13 @@ class Unit:
         life = self._life
         if life is None:
             raise RuntimeError(f"{self.name}: ended without a life")
-        end = self._exit_record(life) or known
+        end = self._records.end_of(life) or known
         if end is None:
             server = read_stat(life.server_pid)
             alive = server is not None and server.start_time == life.server_start_time and not server.ended
             if alive and now < self._at_s:
                 return
-            end = self._exit_record(life)  # it may have been written just before the server ended
+            end = self._records.end_of(life)  # it may have been written just before the server ended
         same_boot = life.boot_id == boot_id()
         ended = end.ended_boot_s if end is not None and same_boot else now
         if end is None and same_boot:
@@ -310,12 +309,12 @@ class Unit:
         settled = {"settled_life": life.life, "exit_code": exit_code, "reason": shown, "failures": decision.failures}
         self._intent, self._why = Intent.NONE, ""
         if decision.action is Action.START:
-            self._change(**settled)
+            self._records.change(**settled)
             self._emit("replica.exited", self.object, shown)
             self._later(decision, f"starts again in {decision.delay_s:.1f} s", now)
             return
         outcome = {Action.DONE: Outcome.FINISHED, Action.FAIL: Outcome.FAILED, Action.WAIT: Outcome.DRAINED}
-        self._change(**settled, outcome=outcome.get(decision.action, Outcome.NONE))
+        self._records.change(**settled, outcome=outcome.get(decision.action, Outcome.NONE))
         self.phase = _RESTING.get(self.state.outcome, Phase.STOPPED)
         self._emit("replica.failed" if decision.action is Action.FAIL else "replica.exited", self.object, shown)
 
@@ -324,10 +323,6 @@ class Unit:
         self.phase = Phase.BACKOFF if decision.delay_s > 0 else Phase.STARTING
         if decision.delay_s > 0:
             self._emit("replica.backoff", self.object, text)
-
-    def _exit_record(self, life: Life) -> Exit | None:
-        end = read_record(self.directory / "exit.json", Exit)
-        return end if end is not None and (end.life, end.pid) == (life.life, life.pid) else None
 
     def _end(self, now: float, intent: Intent, why: str) -> None:
         self._intent, self._why = intent, why
@@ -355,20 +350,11 @@ class Unit:
     def sample(self) -> None:
         """Read CPU and memory; keep the log within its bound."""
         if self.handle is None or self._life is None:
-            self._sample = None
+            self._usage = None
             return
         if logs.cut(self.log_path):
             self._life = msgspec.structs.replace(self._life, log_offset=0)
-        try:
-            process = self._sample[0] if self._sample and self._sample[0].pid == self.handle.pid else None
-            first = process is None
-            process = process or psutil.Process(self.handle.pid)
-            with process.oneshot():
-                cpu = process.cpu_percent(None)
-                rss = process.memory_info().rss / 1e6
-                self._sample = (process, 0.0 if first else cpu, rss, str(process.status()))
-        except psutil.Error:
-            self._sample = None
+        self._usage = self._meter.read(self.handle.pid)
 
     def view(self, now: float, note: str) -> ProcessView:
         """`note` is the reason to show while it waits for the fork server."""
@@ -381,7 +367,7 @@ class Unit:
             reason = "it ended; its exit status is not known yet"
         elif self.phase is Phase.RUNNING:
             reason = self._drift()
-        sample = self._sample if self.handle is not None else None
+        usage = self._usage if self.handle is not None else None
         return ProcessView(
             replica=self.spec.replica,
             rank=self.spec.rank,
@@ -390,24 +376,22 @@ class Unit:
             exit_code=None if self.busy else self.state.exit_code,
             restarts=max(0, self.state.starts - 1),
             next_start_s=max(0.0, self._at_s - now) if self.phase is Phase.BACKOFF else None,
-            cpu_percent=sample[1] if sample else None,
-            rss_mb=sample[2] if sample else None,
-            status=sample[3] if sample else "",
+            cpu_percent=usage.cpu_percent if usage else None,
+            rss_mb=usage.rss_mb if usage else None,
+            status=usage.status if usage else "",
             log=str(self.log_path),
             reason=reason,
         )
 
     def _drift(self) -> str:
-        changed = self.state.spec != self._fingerprint()
+        changed = self.state.spec != fingerprint(self.spec)
         return "its configuration changed; restart it to apply the new one" if changed else ""
-
-    def _fingerprint(self) -> str:
-        spec = self.spec
-        text = msgspec.json.encode([spec.module, spec.args, sorted(spec.env.items())])
-        return hashlib.blake2b(text, digest_size=16).hexdigest()
 
     def _emit(self, kind: str, thing: str, reason: str) -> None:
         self._emit_to(kind, thing, reason, self.because)
+
+    def _unrecorded(self, reason: str) -> None:
+        self._emit("replica.unrecorded", self.object, reason)
 
     # --- small steps --------------------------------------------------------------------------------------------------
 
@@ -415,20 +399,6 @@ class Unit:
         if self.handle is not None:
             self.handle.close()
             self.handle = None
-
-    def _change(self, **fields: object) -> None:
-        changed = msgspec.structs.replace(self.state, **fields)
-        if changed == self.state:
-            return
-        self.state = changed
-        try:
-            write_record(self.directory / "state.json", self.state)
-            self._disk_full = False
-        except OSError as error:
-            if not self._disk_full:
-                text = f"{self.directory}: {error.strerror}: what is decided now is forgotten if the agent ends"
-                self._emit("replica.unrecorded", self.object, text)
-            self._disk_full = True
 
     def close(self) -> None:
         self._drop_handle()
