@@ -7,10 +7,14 @@ from typing import Any
 
 from ftar_core.bench.report import UsageError
 
-SHAPES = {  # of the example's model: gradients of 4, 26 and 101 MB
+SHAPES: dict[str, dict[str, int]] = {  # of the example's model: gradients of 4, 26 and 101 MB
     "example": {},
     "26MB": {"layers": 4, "heads": 4, "width": 360},
     "101MB": {"layers": 8, "heads": 4, "width": 512},
+}
+PACED: dict[str, dict[str, int]] = {  # of paced replicas
+    "example": {},
+    "small": {"layers": 2, "heads": 2, "width": 64},  # 0.6 MB: it computes far less than its pace, if that is short
 }
 
 

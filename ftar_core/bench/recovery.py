@@ -5,10 +5,10 @@ stall_s: the longest time without a commit of a new step on the replicas that su
 the same of commit minus the last survivor's gradient. rejoin_stall_s: the same when the replica comes back.
 steps_lost: computed and thrown away, or committed before and computed again. full_strength_s: from the fault until
 all contribute again. effective_time: share of the time that went into new steps at full strength, at this schedule
-(mtbf_s: one incident every so many seconds). Rows whose fault ends with @mtbf: kills every 1.8 x the stall of
-`restart`, whatever happens (1.8: FT-HSDP's 18 minutes over 10); `bound`: what is left there if only the missing
-replica's own work is lost. The journals of all replicas are kept in --out; --from makes the rows again, of several
-runs together.
+(mtbf_s: one incident every so many seconds; mtbf_steps: so many calm steps). Rows whose fault ends with @mtbf: kills
+every 1.8 x the stall of `restart`, whatever happens (1.8: FT-HSDP's 18 minutes over 10); `bound`: what is left there if
+only the missing replica's own work is lost. The journals of all replicas are kept in --out; --from makes the rows
+again, of several runs together.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from ftar_core.bench.models import PACED
 from ftar_core.bench.peers.curve import RATIO, draw
 from ftar_core.bench.peers.drive import FAULTS, Drive, name_of
 from ftar_core.bench.peers.journals import Run, read_run
@@ -48,6 +49,7 @@ def columns() -> list[Column]:
         Column("full_strength_s", "full after", 11, number(".1f", " s")),
         Column("effective_time", "effective", 10, lambda v: "-" if v is None else f"{float(v) * 100:.1f} %"),
         Column("mtbf_s", "MTBF", 9, number(".1f", " s")),
+        Column("mtbf_steps", "in steps", 9, number(".0f")),
         Column("failed", "failed", 7, number(), at_most(0)),
     ]
 
@@ -71,6 +73,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=3, help="incidents of each fault and system (0: only --mtbf-run)")
     parser.add_argument("--replicas", type=int, default=3, help="that contribute")
     parser.add_argument("--pace", type=float, default=200.0, metavar="MS", help="what forward and backward take")
+    parser.add_argument(
+        "--model",
+        choices=tuple(PACED),
+        default="example",
+        help="what all systems train: 4 MB of gradients, or 0.6 (small), whose steps leave a short --pace most of its"
+        " time",
+    )
     parser.add_argument("--calm", type=int, default=10, metavar="STEPS", help="calm steps between two incidents")
     parser.add_argument(
         "--evict-after",
@@ -80,6 +89,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help="silence that is death: ftar, torchft-tuned, restart",
     )
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS", help="of `restart`")
+    parser.add_argument(
+        "--restart-timeout",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="so long an all-reduce of `restart` waits for the others (0: --evict-after); a larger one where something"
+        " else is running, since nobody has failed who is only late",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the victims and moments")
     parser.add_argument(
         "--mtbf-run", type=float, default=0.0, metavar="S", help="then kills at --mtbf for so many seconds a system"
@@ -109,6 +126,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         ("--calm", options.calm, 5, 10_000),
         ("--evict-after", options.evict_after, 0.25, 60),
         ("--checkpoint-every", options.checkpoint_every, 1, 1_000_000),
+        ("--restart-timeout", options.restart_timeout, 0, 600),
         ("--mtbf-run", options.mtbf_run, 0, 1_000_000),
         ("--mtbf", options.mtbf, 0, 1_000_000),
     ):
@@ -137,7 +155,15 @@ def measure(options: argparse.Namespace, report: Report) -> list[Path]:
     """Run everything; the directories of journals below --out."""
     made: list[Path] = []
     systems = available(options.systems)
-    wishes = Wishes(options.replicas, options.pace, options.seed, options.evict_after, options.checkpoint_every)
+    wishes = Wishes(
+        replicas=options.replicas,
+        step_ms=options.pace,
+        model=options.model,
+        seed=options.seed,
+        evict_s=options.evict_after,
+        checkpoint_every=options.checkpoint_every,
+        restart_timeout_s=options.restart_timeout or options.evict_after,
+    )
     parts = [(fault, system) for fault in options.faults for system in systems] if options.count else []
     total = len(parts) + (len(systems) if options.mtbf_run else 0)
     done = 0

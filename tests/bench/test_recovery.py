@@ -121,11 +121,16 @@ def test_rows_of_several_runs_are_one_row() -> None:
     assert found["stall_s_p50"] == found["stall_s_p95"] == found["stall_s_max"] == 0.05
     assert found["rejoin_stall_s_p95"] == 0.03
     assert found["full_strength_s"] == 0.98
+    assert found["mtbf_steps"] == round((6.08 - 4.1) / STEP, 1)
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [({"step_ms": 300.0}, "step_ms 200.0 and 300.0"), ({"notes": "tuned"}, "ftar with as it comes; and with tuned")],
+    [
+        ({"step_ms": 300.0}, "step_ms 200.0 and 300.0"),
+        ({"model": "small"}, "model example and small"),
+        ({"notes": "tuned"}, "ftar with as it comes; and with tuned"),
+    ],
 )
 def test_journals_of_different_experiments_are_no_row(more: dict[str, Any], said: str) -> None:
     with pytest.raises(BenchError, match=said):
@@ -220,6 +225,21 @@ def test_replicas_of_both_systems_are_killed_and_come_back(tmp_path: Path) -> No
     assert float(rows[1]["stall_s_p50"]) > 0.1
     for directory in (tmp_path / "out").iterdir():
         assert not list(directory.glob("token")), "secrets do not stay"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_synchronous_job_ends_and_goes_on_however_often_one_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ftar_core.bench.peers.drive.MAX_CRASHES", 1)  # each incident has one: who waits in vain
+    args = ("--faults", "sigstop", "--count", "2", "--calm", "5", "--replicas", "2", "--model", "small")
+    more = ("--pace", "100", "--restart-timeout", "2", "--slow-ok", "--out", str(tmp_path / "out"), "-o", "json")
+    assert main(("recovery", "--systems", "restart", *args, *more)) == 0
+    (found,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (found["count"], found["failed"], found["model"]) == (2, 0, "small")
+    assert found["notes"].startswith("collective timeout 2 s")
+    assert float(found["stall_s_p50"]) > 1.5, "the others wait for the one that is frozen"
 
 
 @pytest.mark.soak

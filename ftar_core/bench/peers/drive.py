@@ -99,6 +99,7 @@ class Drive:
             "replicas": self.system.replicas,
             "wanted": wishes.replicas,
             "step_ms": wishes.step_ms,
+            "model": wishes.model,
             "seed": wishes.seed,
             "notes": self.system.notes,
             "place": "loopback" if place.why else "namespaces",
@@ -248,6 +249,7 @@ class Drive:
             self._hit = victim
             self.place.reachable(self.system.replicas.index(victim), False)
         self._struck = True
+        self._crashes = 0  # what was hit takes others along, each time
         self._mark("fault", victim=victim, at=self._hit_at)
 
     def incidents(self, count: int, calm: int) -> None:

@@ -11,6 +11,7 @@ from ftar_core.bench.peers.journals import Cost, Run, calm_s, cost, effective, u
 from ftar_core.bench.report import BenchError, Row, percentile
 
 AT_RATIO = "@mtbf"  # behind the fault's name: a run at a given mean time between failures
+FORMER = {"model": "example"}  # journals that do not say
 Key = tuple[str, str]
 
 
@@ -19,8 +20,8 @@ def by_kind(runs: Sequence[Run], systems: Sequence[str]) -> dict[Key, list[Run]]
     found: dict[Key, list[Run]] = {}
     for run in runs:
         found.setdefault((run.about["system"], run.about["fault"]), []).append(run)
-    for what in ("step_ms", "wanted", "place"):
-        values = sorted({str(run.about[what]) for run in runs})
+    for what in ("step_ms", "model", "wanted", "place"):
+        values = sorted({str(run.about.get(what, FORMER.get(what))) for run in runs})
         if len(values) > 1:
             raise BenchError(f"journals of different experiments: {what} {' and '.join(values)}")
     for (system, _), group in found.items():
@@ -61,6 +62,7 @@ def row(runs: Sequence[Run]) -> Row:
     incidents = sum(n for *_, n in shares)
     mtbf = sum(m * n for _, m, n in shares) / incidents if incidents else None
     share = sum(s * m * n for s, m, n in shares) / sum(m * n for _, m, n in shares) if incidents else None
+    step_s = statistics.median(calm_s(r, r.incidents[0].at) for r in runs if r.incidents)
     stalls, waits = [c.stall for c in found], [c.wait for c in found if c.wait is not None]
     rejoins = [c.rejoin for c in found if c.rejoin is not None]
     strengths = [c.strength for c in found if c.strength is not None]
@@ -69,7 +71,8 @@ def row(runs: Sequence[Run]) -> Row:
         "fault": about["fault"],
         "count": incidents if scheduled else len(found) + failed,
         "failed": failed,
-        "step_s": _round(statistics.median(calm_s(r, r.incidents[0].at) for r in runs if r.incidents)),
+        "model": about.get("model", FORMER["model"]),
+        "step_s": _round(step_s),
         "stall_s_p50": _at(stalls, 0.5),
         "stall_s_p95": _at(stalls, 0.95),
         "stall_s_max": _at(stalls, 1),
@@ -81,6 +84,7 @@ def row(runs: Sequence[Run]) -> Row:
         "full_strength_s": _mean(strengths),
         "effective_time": _round(share, 4),
         "mtbf_s": _round(mtbf, 2),
+        "mtbf_steps": _round(None if mtbf is None else mtbf / step_s, 1),
         "notes": about["notes"],
     }
 

@@ -33,13 +33,16 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Wishes:
-    """What all systems have in common. Seconds; `checkpoint_every` in steps."""
+    """What all systems have in common. Seconds; `checkpoint_every` in steps; `model` one of PACED.
+    `restart_timeout_s`: of the collectives of `restart`."""
 
     replicas: int
     step_ms: float
+    model: str
     seed: int
     evict_s: float
     checkpoint_every: int
+    restart_timeout_s: float
 
 
 class System:
@@ -112,10 +115,11 @@ class System:
             "rendezvous": str(self._directory / "rendezvous"),
             "checkpoint": str(self._directory / "checkpoint"),
             "checkpoint_every": self.wishes.checkpoint_every,
-            "collective_timeout": self.wishes.evict_s,
+            "collective_timeout": self.wishes.restart_timeout_s,
         }
         self.notes = (
-            f"collective timeout {self.wishes.evict_s:g} s, checkpoint every {self.wishes.checkpoint_every} steps"
+            f"collective timeout {self.wishes.restart_timeout_s:g} s,"
+            f" checkpoint every {self.wishes.checkpoint_every} steps"
         )
 
     def _ready(self, path: Path) -> str:
@@ -143,6 +147,7 @@ class System:
             "replicas": self.wishes.replicas,
             "life": life,
             "step_ms": self.wishes.step_ms,
+            "model": self.wishes.model,
             "seed": self.wishes.seed,
             "journal": str(self._directory),
             "address": address,

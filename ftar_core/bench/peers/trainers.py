@@ -20,12 +20,14 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from ftar_core.bench.models import PACED
 from ftar_core.training.example import Pace
 from ftar_core.training.example_model import ByteGPT, Shape, SourceText
 from ftar_core.training.journal import Journal
 
 BATCH = 2
 LEARNING_RATE = 1e-3
+MEET_S = 60.0  # for all replicas of `restart` to be there; what counts as death afterwards is much less
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Plan:
     replicas: int
     life: int
     step_ms: float
+    model: str
     seed: int
     journal: str
     address: str
@@ -53,7 +56,7 @@ class Trainer:
     def __init__(self, plan: Plan) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(plan.seed)  # every replica begins with the same parameters
-        shape = Shape()
+        shape = Shape(**PACED[plan.model])
         self.plan = plan
         self.text = SourceText(shape.context)
         self.model = ByteGPT(shape)
@@ -83,7 +86,7 @@ class Trainer:
         return loss
 
     def gather(self) -> torch.Tensor:
-        """All gradients as one bucket (4 MB: less than the 25 MB of one of DDP's)."""
+        """All gradients as one bucket (of at most 4 MB: less than the 25 MB of one of DDP's)."""
         torch.cat([_grad(p).flatten() for p in self.model.parameters()], out=self._flat)
         return self._flat
 
@@ -178,14 +181,16 @@ def train_torchft(plan: Plan) -> None:
 
 
 def train_restart(plan: Plan) -> None:
-    """Fully synchronous: a plain all-reduce, a checkpoint every so many steps, and the end at the first error."""
+    """Fully synchronous: a plain all-reduce, a checkpoint every so many steps, and the end at the first error. An
+    all-reduce waits for the others no longer than `collective_timeout`, from the end of this replica's own paced step
+    on; only the first one, in which they meet, takes its time: they do not start at the same moment."""
     mine, settings = Trainer(plan), plan.settings
     dist.init_process_group(
         "gloo",
         init_method=f"file://{settings['rendezvous']}.{plan.life}",
         rank=plan.number,
         world_size=plan.replicas,
-        timeout=timedelta(seconds=settings["collective_timeout"]),
+        timeout=timedelta(seconds=MEET_S),
     )
     kept = Path(settings["checkpoint"])
     begun = 0
@@ -193,6 +198,9 @@ def train_restart(plan: Plan) -> None:
         found = torch.load(kept, weights_only=True)
         mine.load(found["state"])
         begun = int(found["step"])
+    dist.barrier()
+    group: Any = dist.group.WORLD
+    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=settings["collective_timeout"]))
     for step in itertools.count(begun + 1):
         mine.optimizer.zero_grad(set_to_none=False)
         mine.compute(mine.indices(step))
