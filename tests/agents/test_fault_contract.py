@@ -80,38 +80,57 @@ def workers() -> Iterator[Standing]:
             child.wait()
 
 
+class Wires:
+    """A namespace with a rail, on which faults are tried one after the other until one has left something there."""
+
+    def __init__(self) -> None:
+        from agent_network import Namespace, add_rail, add_routes
+        from pyroute2 import IPRoute
+
+        self.namespace = Namespace()
+        with self.namespace.entered():
+            # Duplicates are looked for a second and more, and `everything` waits for the end of it.
+            Path("/proc/sys/net/ipv6/conf/default/dad_transmits").write_text("0")
+            with IPRoute() as ipr:
+                add_routes(ipr, add_rail(ipr, "rail0", 0), 0)
+            self.untouched = everything()
+
+
+@pytest.fixture(scope="module")
+def wires() -> Iterator[list[Wires]]:
+    """The one in use, once there is one."""
+    made: list[Wires] = []
+    yield made
+    for one in made:
+        one.namespace.close()
+
+
 @pytest.fixture(params=["memory", pytest.param("kernel", marks=[pytest.mark.root, needs_root])])
 def world(
-    request: pytest.FixtureRequest, machine: Machine, tmp_path: Path, workers: Standing, fault: AnyFault
+    request: pytest.FixtureRequest,
+    machine: Machine,
+    tmp_path: Path,
+    workers: Standing,
+    fault: AnyFault,
+    wires: list[Wires],
 ) -> Iterator[Machine]:
     """A rail with addresses and routes of many kinds; on the kernel only for faults that touch the network."""
+    able = {"workers": workers, "coordinator": coordinator_of(workers), "end_agent": ends}
     if request.param == "memory":
-        able = {"workers": workers, "coordinator": coordinator_of(workers), "end_agent": ends}
         yield dataclasses.replace(machine, **able, gpus=gpus_for(fault, tmp_path))
         return
-    from agent_network import Namespace, add_rail, add_routes
-    from pyroute2 import IPRoute
-
-    namespace = Namespace()
+    if not wires:
+        wires.append(Wires())
+    used = wires.pop()
     try:
-        with namespace.entered():
-            networked = fault.target == "nic" or fault.kind in ("partition", "node-down")
-            if networked:
-                with IPRoute() as ipr:
-                    add_routes(ipr, add_rail(ipr, "rail0", 0), 0)
-            before = everything() if networked else []
-            yield Machine(
-                scratch=tmp_path / "scratch",
-                workers=workers,
-                rails=("rail0",),
-                coordinator=coordinator_of(workers),
-                end_agent=ends,
-                gpus=gpus_for(fault, tmp_path),
-            )
-            after = everything() if networked else []
+        with used.namespace.entered():
+            yield Machine(scratch=tmp_path / "scratch", rails=("rail0",), gpus=gpus_for(fault, tmp_path), **able)
+            after, before = everything(), used.untouched
             assert after == before, f"differs from before: {_difference(before, after)}"
-    finally:
-        namespace.close()
+    except BaseException:
+        used.namespace.close()
+        raise
+    wires.append(used)
 
 
 def _difference(before: list[object], after: list[object]) -> list[object]:
