@@ -1,209 +1,26 @@
 """Messages between members (replica leaders), operators and the coordinator. Section numbers: ARCHITECTURE.md.
 
-The handshake proves knowledge of the job token without sending it (HMAC-SHA256 challenge and response, both ways):
-
-    coordinator -> Challenge(nonce, term, proof of both)
-    peer        -> [Knock,] Hello | OpHello (client_nonce, proof of the challenge)   or  Outdated (this term is old)
-    coordinator -> Welcome (proof of client_nonce)                          or  Refused (with a proof)
-
-Every message is a msgspec struct with a tag; unknown tags, unknown fields and oversized frames are WireErrors.
+How a connection begins is in handshake.py, what messages are made of in membership.py and views.py; all of it is handed
+on here, for those who speak with the coordinator. Every message is a msgspec struct with a tag; unknown tags, unknown
+fields and oversized frames are WireErrors.
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TypeVar
 
 import msgspec
 
 from ftar_core.errors import WireError
 from ftar_core.wire.accounting import AccountView
-from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
-from ftar_core.wire.part import Part
-from ftar_core.wire.views import EVIDENCE_BYTES as EVIDENCE_BYTES  # noqa: PLC0414 (part of the messages)
-from ftar_core.wire.views import CheckpointView as CheckpointView  # noqa: PLC0414
-from ftar_core.wire.views import EventView as EventView  # noqa: PLC0414
-from ftar_core.wire.views import HangView as HangView  # noqa: PLC0414
-from ftar_core.wire.views import JobView as JobView  # noqa: PLC0414
-from ftar_core.wire.views import ReplicaView as ReplicaView  # noqa: PLC0414
-from ftar_core.wire.views import StallView as StallView  # noqa: PLC0414
+from ftar_core.wire.handshake import PROTOCOL_VERSION, Challenge, Hello, Knock, OpHello, Outdated, Refused, Welcome
+from ftar_core.wire.ids import EpochId, Term
+from ftar_core.wire.membership import Deal, Endpoint, EpochInfo, MemberInfo, RankInfo, Report, Verdict
+from ftar_core.wire.part import Message, Part
+from ftar_core.wire.views import EVIDENCE_BYTES, CheckpointView, EventView, HangView, JobView, ReplicaView, StallView
 
 T = TypeVar("T")
-PROTOCOL_VERSION = 1
 EXPLAINED_PARTS, PART_NAME = 1024, 200  # parts; characters
-
-
-class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Base of everything that travels on a control connection."""
-
-
-# --- parts ---------------------------------------------------------------------------------------------------------
-
-
-class Endpoint(Part, frozen=True, array_like=True):
-    """A listening socket on one rail. The UDP socket for heartbeats of that rail has the same port number."""
-
-    rail: str
-    addr: str
-    port: int
-
-
-class RankInfo(Part, frozen=True, array_like=True):
-    """Where one rank of a replica can be reached: its data links (one endpoint a rail) and its state server."""
-
-    rank: int
-    node: str
-    links: tuple[Endpoint, ...]
-    state: tuple[Endpoint, ...]
-
-
-class MemberInfo(Part, frozen=True, array_like=True):
-    """`ranks` by rank. In the epochs that a member is told, only its own and its neighbours' in the ring are there, and
-    in those that a leader tells a rank only the one that this rank is connected to: a job of ten thousand ranks would
-    otherwise send every address to everybody."""
-
-    replica: str
-    incarnation: int
-    slot: int  # position in the ring; the order of reduction depends on slots only
-    ranks: tuple[RankInfo, ...]
-
-    def only(self, rank: int) -> MemberInfo:
-        """Without the addresses of other ranks."""
-        if not self.ranks:
-            return self
-        info = self.at(rank)
-        return msgspec.structs.replace(self, ranks=(info,) if info is not None else ())
-
-    def at(self, rank: int) -> RankInfo | None:
-        """Where its rank of this number can be reached, if that is known here."""
-        if rank < len(self.ranks) and self.ranks[rank].rank == rank:
-            return self.ranks[rank]
-        return next((info for info in self.ranks if info.rank == rank), None)
-
-
-class EpochInfo(Part, frozen=True):
-    """A membership. `members` are the contributors by ascending slot."""
-
-    id: EpochId
-    members: tuple[MemberInfo, ...]
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(m.replica for m in self.members)
-
-    def ring_of(self, rank: int) -> EpochInfo:
-        """As the rank of this number in each replica needs it: nothing of other ranks."""
-        return msgspec.structs.replace(self, members=tuple(m.only(rank) for m in self.members))
-
-
-class Deal(Part, frozen=True):
-    """Which global batch each contributor trains at a step, and what is needed to deal the next (protocol/sampler.py).
-
-    A contributor without an entry has weight 0 at this step. `returned` holds batches whose contributor was lost
-    before the commit; they are dealt first, in order. `cursor` is the next batch never dealt. Batches from `limit` on
-    do not exist: the job ends when all below are trained (0: there is no end). `round`: one update of the parameters is
-    of so many batches, dealt over as many steps as that takes, and still lacks `left` of them, those of this deal
-    included (0: every step is an update, and deals a batch to every contributor).
-    """
-
-    batches: dict[str, int]
-    cursor: int
-    returned: tuple[int, ...] = ()
-    limit: int = 0
-    round: int = 0
-    left: int = 0
-
-
-class Report(Part, frozen=True):
-    """Where a member stands, told at every Hello (rule LASTEP needs last_commit_epoch)."""
-
-    step: int  # the step it is working on: all before it are committed here; 0 = holds no state
-    epoch: EpochId = NO_EPOCH
-    members: tuple[str, ...] = ()  # replicas of that epoch, by slot
-    incarnations: tuple[int, ...] = ()  # and their incarnations, in the same order
-    done: bool = False  # holds the reduced result of `step` in `epoch`
-    last_commit_epoch: EpochId = NO_EPOCH  # the epoch in which step-1 was committed
-    promised: Term = NO_TERM  # the highest term it has accepted
-    deal: Deal | None = None  # the dealt set of `step` (rule ASSIGN); before any epoch: from where to deal, no batches
-    state_digest: str = ""  # of the parameters before `step`; compared where both sides are at the first step
-    checkpoint_s: float = 0.0  # it wants a checkpoint this often; 0: not by time
-
-
-class Verdict(str, Enum):
-    APPLY = "apply"
-    SKIP = "skip"  # gradients were not finite somewhere: nobody updates
-    FAIL = "fail"  # the same, and the job was told to fail then: nobody updates, and this commit is the last
-
-
-# --- handshake -----------------------------------------------------------------------------------------------------
-
-
-class Challenge(Message, frozen=True):
-    """`proof` binds the term to the job token (codec.vouch), because a member promises itself to the term before it
-    hears more: a stranger on the port must not be able to make up a term that no coordinator ever reaches."""
-
-    job: str
-    nonce: bytes
-    term: Term
-    proof: bytes = b""
-    version: int = PROTOCOL_VERSION
-
-
-class Knock(Message, frozen=True):
-    """Before a Hello longer than a stranger may send (64 KiB: hundreds of ranks, several rails): here is the proof."""
-
-    job: str
-    proof: bytes
-    version: int = PROTOCOL_VERSION
-
-
-class Hello(Message, frozen=True):
-    """A replica's leader presents itself. `incarnation` 0 asks for a new one."""
-
-    job: str
-    replica: str
-    incarnation: int
-    ranks: tuple[RankInfo, ...]
-    plan: str  # hash of the canonical bucket plan
-    report: Report
-    client_nonce: bytes
-    proof: bytes
-    version: int = PROTOCOL_VERSION
-    last_step: int = 0  # the training script wants to end after this step; 0 = no wish
-    software: dict[str, str] = {}  # package -> version, of what must be the same on all replicas
-
-
-class OpHello(Message, frozen=True):
-    """An operator's connection (an agent on behalf of `principal`)."""
-
-    job: str
-    principal: str
-    client_nonce: bytes
-    proof: bytes
-    version: int = PROTOCOL_VERSION
-
-
-class Outdated(Message, frozen=True):
-    """The member has promised itself to a newer term: a coordinator that gets this exits (rule EXITREF)."""
-
-    promised: Term
-    proof: bytes
-
-
-class Welcome(Message, frozen=True):
-    term: Term
-    incarnation: int
-    proof: bytes
-    cookie: bytes = b""  # 16 bytes; names this connection in heartbeats
-    heartbeat_port: int = 0
-    heartbeat_interval_ms: int = 100
-    coordinator_wait_s: float = 600.0  # how long a member waits for a lost coordinator
-
-
-class Refused(Message, frozen=True):
-    reason: str
-    retry: bool  # False: starting again will not help
-    hint: str = ""
-    proof: bytes = b""  # of client_nonce, filled in by the service: a stranger on the port cannot end a running member
 
 
 # --- member -> coordinator -----------------------------------------------------------------------------------------

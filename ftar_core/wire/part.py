@@ -1,4 +1,4 @@
-"""Base of what messages are made of."""
+"""Bases of messages and of what they are made of."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ import msgspec
 
 class Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A struct that travels inside of a message."""
+
+
+class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Base of everything that travels on a control connection."""
