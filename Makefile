@@ -3,7 +3,7 @@
 # make test   set up, then run the tests in two processes beside each other; JOBS=1: in one
 # make soak   the long tests: failures at every point of a step, storms over a lab; SOAK_SECONDS=1200, SOAK_SEED to repeat one
 # make chaos  all playbooks, each in a lab: JUnit XML, an HTML report and a summary in build/chaos; TAG=quick for some
-# make vm     faults that need netem, in a small virtual machine with Debian's kernel (qemu-system-x86, busybox-static)
+# make vm     faults that need netem, in a small virtual machine with Debian's kernel (qemu-system-x86, busybox-static); as root also the systemd units
 # make setup  the set-up alone (.venv at the project's root); again in a second when nothing changed
 # make check  linters, types, import rules
 # make gpu-check  what needs a GPU, under 8 minutes; figures in build/gpu.json

@@ -40,6 +40,7 @@ from agents.host.kmsg import KernelLine
 from agents.host.links import NetlinkLinks
 from agents.host.machine import Machine
 from agents.host.pidfile import Taken, only_one
+from agents.host.readiness import Readiness
 from agents.host.simgpus import SimulatedGpus, SimulationProblem
 from agents.host.sysfs import Sysfs
 from agents.http.app import make_app
@@ -151,9 +152,10 @@ def _run(options: argparse.Namespace) -> int:
     faults = bool(options.allow_faults) or settings.allow_faults
     settings = settings.model_copy(update={"allow_faults": faults})
     known = tokens.load(settings.tokens_file)
+    ready = Readiness()
     with _state_lock(settings.state_dir), contextlib.closing(Listeners(settings)) as listeners:
         return _Daemon(settings, faults, known, listeners, options.config).run(
-            stop_replicas=bool(options.stop_replicas)
+            ready, stop_replicas=bool(options.stop_replicas)
         )
 
 
@@ -293,7 +295,7 @@ class _Daemon:
             return why
         return "a fault keeps this node down" if self._injector.holds_node() else ""
 
-    def run(self, *, stop_replicas: bool) -> int:
+    def run(self, ready: Readiness, *, stop_replicas: bool) -> int:
         node = self._agent.settings.node
         self._injector.start()
         left: list[str] = []
@@ -319,14 +321,14 @@ class _Daemon:
                 self._links.start()
             if self._agent.settings.coordinator is not None and self._registry is not None:
                 self._hangs.start()
-            asyncio.run(self._serve())
+            asyncio.run(self._serve(ready))
         finally:
             left = self._close(stop_replicas=stop_replicas)
         if left:
             raise DaemonProblem(f"may still be in force: {'; '.join(left)}", IN_FORCE)
         return 0
 
-    async def _serve(self) -> None:
+    async def _serve(self, ready: Readiness) -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -334,6 +336,7 @@ class _Daemon:
         loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a closed terminal is no reason to leave a node
         app = make_app(self._agent)
         watcher = asyncio.create_task(self._keep_watchdog())
+        ready.tell()  # its sockets are open: whoever connects from now on is answered
         try:
             await self._listeners.serve(app, stop)
         finally:

@@ -24,6 +24,7 @@ from agents.host.capabilities import CAP_KILL, CAP_NET_ADMIN, keep_only, words
 from agents.host.errors import HostError
 from agents.host.machine import Machine
 from agents.host.pidfile import Taken, only_one
+from agents.host.readiness import Readiness
 from agents.host.signals import let_through
 from agents.injection.deadlines import Deadlines
 from agents.injection.guard import Limits
@@ -65,6 +66,7 @@ def main() -> None:
 
 
 def _run(settings: HelperSettings, config: Path, agent_uid: int, users: frozenset[int]) -> int:
+    ready = Readiness()
     state_dir = Path(settings.state_dir)
     if bad := configuration.unsafe(state_dir):
         raise HelperProblem(f"state_dir {state_dir}: {bad}")
@@ -77,12 +79,12 @@ def _run(settings: HelperSettings, config: Path, agent_uid: int, users: frozense
         service = _service(settings, config, users)
         if missing := wanted - left:
             service.bulletin.emit("helper.lacks", settings.node, f"{words(missing)}: run it as root, or grant that")
-        return _serve(settings, server, service, words(left))
+        return _serve(settings, server, service, words(left), ready)
     finally:
         server.close()
 
 
-def _serve(settings: HelperSettings, server: HelperServer, service: Service, rights: str) -> int:
+def _serve(settings: HelperSettings, server: HelperServer, service: Service, rights: str, ready: Readiness) -> int:
     emit = service.bulletin.emit
     service.start()
     deadlines = Deadlines(service.injector, emit, settings.node)
@@ -95,6 +97,7 @@ def _serve(settings: HelperSettings, server: HelperServer, service: Service, rig
     audit = HelperAudit(
         Path(settings.state_dir) / "audit.jsonl", settings.node, partial(emit, "audit.failed", settings.node)
     )
+    ready.tell()
     server.serve(service.answer, partial(emit, "helper.refused", settings.node), service.keep_watchdog, audit)
     deadlines.close()
     left = service.close()
@@ -148,9 +151,10 @@ def _summary(settings: HelperSettings) -> str:
         ("replicas", settings.protect.replicas),
     )
     groups = ", ".join(settings.process_cgroups)
+    which = "registered ranks" if settings.registered_only else "any processes"
     kept = ", ".join(f"{kind} {' '.join(patterns)}" for kind, patterns in kinds if patterns)
     return (
-        f"heard: {settings.agent_user}; faults on {rails} and on processes of {users}; at most {settings.max_faults} at"
+        f"heard: {settings.agent_user}; faults on {rails} and on {which} of {users}; at most {settings.max_faults} at"
         f" a time, {settings.max_duration_s:g} s each, {settings.max_per_minute} a minute"
         f"{f'; never on {kept}' if kept else ''}"
         f"{f'; processes in {groups} only' if groups else ''}"

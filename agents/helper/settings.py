@@ -49,7 +49,8 @@ class HelperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     names or numbers. Faults last `max_duration_s` at most, `max_faults` are in force at a time, and `max_per_minute`
     begin in any minute. `process_cgroups`: patterns of control groups (as /proc/PID/cgroup has them); where some are
     given, a process is faulted only if it is in one of them. `registered_only`: and only if it holds a connection to
-    the agent's `ranks_socket`, which is what a rank does."""
+    the agent's `ranks_socket`, which is what a rank does; false: whichever process of those users the agent names, and
+    who has taken the agent over names what it likes."""
 
     node: str
     agent_user: User
@@ -59,7 +60,7 @@ class HelperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     management_nic: Device | None = None
     protect: Protect = Protect()
     process_users: Annotated[list[User], msgspec.Meta(max_length=64)] = []
-    registered_only: bool = False
+    registered_only: bool = True
     process_cgroups: Annotated[list[Pattern], msgspec.Meta(max_length=64)] = []
     max_faults: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 4
     max_duration_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 900.0

@@ -160,7 +160,7 @@ time.sleep(600)
 def test_a_rank_that_registered_is_shown_to_the_helper_as_one() -> None:
     """Root wants to see that processes came to the agent by themselves; the rest of the way is as ever."""
     python, environment = python_of(AGENT_UID)
-    with live_helper(registered_only=True) as helper, live_agent(user=AGENT_UID) as agent:
+    with live_helper() as helper, live_agent(user=AGENT_UID) as agent:
         helper.start()
         agent.settings |= {"helper_socket": str(helper.socket), "ranks_socket": str(agent.root / "r.sock")}
         agent.start("--allow-faults")

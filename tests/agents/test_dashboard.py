@@ -94,3 +94,106 @@ def test_names_and_units_are_those_of_prometheus(served: dict[str, set[str]]) ->
         assert re.fullmatch(r"(ftctl|ftar)(_[a-z0-9]+)+", name)
         assert not re.search(r"_(ms|us|mb|kb|minutes)(_|$)", name), name
         assert not labels & {"instance", "le", "quantile"}, name
+
+
+# What Grafana fills in when it asks (its documentation, "Global variables"), as a query would have it.
+_FILLED = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+
+
+def queries() -> list[str]:
+    """Expressions of panels and annotations; not what is behind variables, which is not PromQL."""
+    return [text for text in expressions(json.loads(DASHBOARD.read_text())) if not text.startswith("label_values(")]
+
+
+def test_every_query_is_promql_with_metrics_and_labels_that_are_served(served: dict[str, set[str]]) -> None:
+    """By a parser of the language, which also sees functions, operators and how vectors are matched."""
+    promql = pytest.importorskip("promql_parser", reason="pip install promql-parser")
+
+    def labels_of(expression: Any) -> set[str]:
+        """Labels that its result may have. Asserts that whatever it names is there."""
+        match expression:
+            case promql.VectorSelector():
+                assert expression.name in served, f"no metric {expression.name}"
+                has = served[expression.name] | ADDED
+                asked = {matcher.name for matcher in expression.matchers.matchers}
+                assert asked <= has, f"{expression.name} has no label {asked - has}"
+                return has
+            case promql.MatrixSelector():
+                return labels_of(expression.vector_selector)
+            case promql.AggregateExpr():
+                inside = labels_of(expression.expr)
+                if expression.modifier is None:
+                    return set()
+                named = set(expression.modifier.labels)
+                assert named <= inside, f"no label {named - inside}: {expression.prettify()}"
+                by = expression.modifier.type == promql.AggModifierType.By
+                return named if by else inside - named
+            case promql.BinaryExpr():
+                sides = [labels_of(expression.lhs), labels_of(expression.rhs)]
+                matching = getattr(expression.modifier, "matching", None)
+                for name in getattr(matching, "labels", ()):
+                    assert all(name in side for side in sides if side), f"no label {name}: {expression.prettify()}"
+                return sides[0] | sides[1]
+            case promql.Call():
+                return set().union(*(labels_of(argument) for argument in expression.args))
+            case promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
+                return labels_of(expression.expr)
+            case promql.NumberLiteral() | promql.StringLiteral():
+                return set()
+        raise AssertionError(f"a part of PromQL that this test does not know: {expression.prettify()}")
+
+    assert len(queries()) > 30
+    for query in queries():
+        text = query
+        for variable, value in _FILLED.items():
+            text = text.replace(variable, value)
+        try:
+            labels_of(promql.parse(text))
+        except (ValueError, AssertionError) as error:
+            raise AssertionError(f"{query}: {error}") from None
+
+
+def test_what_is_behind_a_variable_is_served(served: dict[str, set[str]]) -> None:
+    for variable in json.loads(DASHBOARD.read_text())["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((\w+)(?:\{[^}]*\})?, (\w+)\)", variable["definition"])
+            assert found, variable["definition"]
+            assert found[2] in served[found[1]] | ADDED
+            assert variable["query"]["query"] == variable["definition"]
+
+
+def test_the_file_has_the_form_that_grafana_imports() -> None:
+    """The dashboard's JSON model of its documentation, as far as a file can be wrong in it: what is missing or doubled
+    there shows as an empty dashboard or "Datasource not found", not as an error."""
+    board = json.loads(DASHBOARD.read_text())
+    assert board["uid"]
+    assert board["title"]
+    assert "id" not in board, "Grafana gives it"
+    assert 36 <= board["schemaVersion"] <= 41, "36: sources of data by uid; 42: a form of its own (v2)"
+    assert set(board["time"]) == {"from", "to"}
+    variables = {one["name"]: one for one in board["templating"]["list"]}
+    assert len(variables) == len(board["templating"]["list"])
+    assert next(iter(variables)) == "datasource", "the others are asked of it"
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    assert all(isinstance(number, int) and number > 0 for number in ids)
+    for panel in board["panels"]:
+        assert panel["title"]
+        assert set(panel["gridPos"]) == {"h", "w", "x", "y"}
+        if panel["type"] == "row":
+            assert panel["panels"] == [] if not panel["collapsed"] else panel["panels"]
+            continue
+        assert panel["type"] in ("stat", "timeseries", "state-timeline")
+        assert panel["datasource"] == source
+        assert set(panel["fieldConfig"]) == {"defaults", "overrides"}
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs) > 0
+        assert all(target["datasource"] == source and target["expr"] for target in panel["targets"])
+    for one in board["annotations"]["list"] + [v for v in variables.values() if v["type"] == "query"]:
+        assert one["datasource"] == source
+    used = {name for text in expressions(board) for name in _VARIABLE.findall(text)}
+    assert used <= set(variables) | {name[1:] for name in _FILLED}, "a variable that nobody defines"
+    assert {"job", "instance"} <= used

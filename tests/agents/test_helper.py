@@ -146,6 +146,7 @@ def _refusals(node: Node, roots: Worker) -> None:
 
 
 def test_a_process_of_the_agents_user_is_stopped_and_goes_on(node: Node) -> None:
+    node.helper.settings["registered_only"] = False
     helper = node.helper.start()
     with subprocess.Popen(["/bin/sleep", "60"], user=AGENT_UID, cwd="/") as sleeper:
         try:
@@ -167,7 +168,7 @@ def test_a_process_outside_of_the_control_groups_that_root_named_is_not_touched(
             hang = wish(kind="proc-hang", nic="", replica="r0", workers=(worker,), allow_last_replica=True)
             own = Path(f"/proc/{sleeper.pid}/cgroup").read_text().splitlines()[0].split(":", 2)[2]
             for patterns, allowed in (([f"{own}*"], True), (["/ftctl-replicas.slice/*", "/nowhere"], False)):
-                with live_helper(process_cgroups=patterns) as helper:
+                with live_helper(process_cgroups=patterns, registered_only=False) as helper:
                     helper.start()
                     answer = helper.ask(hang)
                     if allowed:
@@ -204,7 +205,7 @@ def test_only_a_process_that_came_to_the_agent_by_itself_is_taken_for_a_rank() -
     try:
         accepted, _ = listener.accept()
         until(lambda: start_time_of(rank.pid) is not None, "it runs")
-        with live_helper(registered_only=True) as helper:
+        with live_helper() as helper:
             helper.start()
 
             def hang(process: subprocess.Popen[bytes], *proofs: int) -> wire.AnyReply:

@@ -115,6 +115,17 @@ def test_the_manifest_shows_the_same_split() -> None:
     assert pod["hostPID"] is True
 
 
+@pytest.mark.parametrize("version", ["1.29", "1.34"])
+def test_the_manifest_is_valid_to_kubernetes(version: str) -> None:
+    """Against the published schemas, in which no field may be unknown."""
+    schemas = pytest.importorskip("kubernetes_validate", reason="pip install 'ftctl[packaging]' (100 MB of schemas)")
+    manifest = yaml(PACKAGING / "kubernetes" / "ft-agent.yaml")
+    schemas.validate(manifest, version, strict=True)
+    manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["runAsNobody"] = True
+    with pytest.raises(schemas.ValidationError, match="runAsNobody"):
+        schemas.validate(manifest, version, strict=True)
+
+
 def test_what_changes_a_device_or_signals_a_process_is_for_the_helper() -> None:
     """A fault that only tells a rank something over the agent's own connection is not."""
     asks_a_rank = {"replica-crash-at", "state-corrupt"}
