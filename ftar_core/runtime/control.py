@@ -119,9 +119,17 @@ class ControlConnection:
                 client_nonce=self._my_nonce,
                 proof=prove(self._settings.token, "member-hello", self._settings.job, self._challenge.nonce),
                 last_step=last_step,
-                software={**software(), "FTAR_ROTATION": str(self._settings.rotation)},
+                software=self._software(),
             )
         )
+
+    def _software(self) -> dict[str, str]:
+        """What must be the same on all replicas: a difference is named at the door (protocol/likeness.py)."""
+        settings = self._settings
+        found = {**software(), "FTAR_ROTATION": str(settings.rotation), "FTAR_DATA_PLANE": settings.data_plane}
+        if settings.nccl:
+            found["nccl"] = settings.nccl
+        return found
 
     def _introduce(self, hello: Hello) -> None:
         """A replica of hundreds of ranks says more than a stranger may: it proves itself first."""

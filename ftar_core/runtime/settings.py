@@ -22,16 +22,19 @@ from ftar_core.wire.tokens import read_token
 
 ROTATION = 64  # steps
 MODES = ("backup", "stripe")
+DATA_PLANES = ("host", "nccl")
 DEFAULT_RAILS = "lo=127.0.0.1"
 KNOWN = (
     "FTAR_AGENT",
     "FTAR_BREAKPOINTS",
     "FTAR_CATCHUP_MBIT",
     "FTAR_COORDINATOR",
+    "FTAR_DATA_PLANE",
     "FTAR_JOB",
     "FTAR_JOURNAL",
     "FTAR_LEADER",
     "FTAR_MODE",
+    "FTAR_NCCL_LIBRARY",
     "FTAR_NODE",
     "FTAR_RAILS",
     "FTAR_REPLAY_BUFFER",
@@ -66,6 +69,9 @@ class Settings:
     catchup_mbit: float = 0.0  # at most so much is given to replicas that catch up; 0: no limit
     rotation: int = ROTATION  # steps in which the whole state is compared with the other replicas', once
     replay_buffer: int = 0  # bytes of steps that wait to be replayed; 0: a share of the memory
+    data_plane: str = "host"  # what moves gradients between replicas: our links, or "nccl"
+    nccl_library: str = ""  # path of a libnccl.so.2; empty: torch's
+    nccl: str = ""  # its version, once it is loaded: replicas must have the same
     coordinator_wait_s: float = 600.0  # until a Welcome says otherwise
 
 
@@ -106,7 +112,16 @@ def read_settings(
         catchup_mbit=_rate(env),
         rotation=_number(env, "FTAR_ROTATION", default=ROTATION, lowest=1),
         replay_buffer=_size(env),
+        data_plane=data_plane(env.get("FTAR_DATA_PLANE", "").strip() or "host", "FTAR_DATA_PLANE="),
+        nccl_library=env.get("FTAR_NCCL_LIBRARY", "").strip(),
     )
+
+
+def data_plane(text: str, said: str = "data_plane=") -> str:
+    """Raises SettingsError for one that there is not."""
+    if text not in DATA_PLANES:
+        raise SettingsError(f"{said}{text}: no such data plane", hint=f"write one of: {', '.join(DATA_PLANES)}")
+    return text
 
 
 def _required(env: Mapping[str, str], variable: str, example: str) -> str:

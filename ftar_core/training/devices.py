@@ -30,7 +30,11 @@ class Lane(Protocol):
         """A flat buffer in host memory that the device copies to and from by itself."""
 
     def fetch(self, target: torch.Tensor, source: torch.Tensor, weight: float) -> object:
-        """host `target` = device `source` times `weight`. Returns what must stay alive until an event behind it."""
+        """`target` (host, or on the device) = device `source` times `weight`. Returns what must stay alive until an
+        event behind it."""
+
+    def clear(self, target: torch.Tensor) -> None:
+        """device `target` = 0, in its turn among the copies."""
 
     def read(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """host `target` = device `source`, of one shape and dtype. Unlike `fetch` it is behind nothing that the
@@ -64,6 +68,10 @@ class CudaLane:
             flat = scaled.to(target.dtype).contiguous()
             target.copy_(flat, non_blocking=True)
         return source, scaled, flat
+
+    def clear(self, target: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.zero_()
 
     def read(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):

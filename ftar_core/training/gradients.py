@@ -150,8 +150,7 @@ class GradientTaker:
             self._on_bucket(bucket)
 
     def _measure(self, bucket: int) -> None:
-        layout = self.plan.buckets[bucket]
-        squares = core.squares(self.retained[bucket].data_ptr(), layout.count, DTYPE_CODES[layout.dtype])
+        squares = self.retained.squares(bucket)
         with self._lock:
             self._squares += squares
 
@@ -173,7 +172,7 @@ class GradientTaker:
         slot = self.plan.slots[name]
         target = _view(self.retained, slot)
         if weight == 0.0:
-            target.zero_()  # what counts for nothing may be NaN
+            self._clear(slot.bucket, target)  # what counts for nothing may be NaN
             return
         if self._staging is not None and self._staging.lane(part) is not None:
             self._staging.fetch(slot.bucket, target, part, weight)
@@ -184,6 +183,12 @@ class GradientTaker:
         target.copy_(part)
         if weight != 1.0:
             target.mul_(weight)
+
+    def _clear(self, bucket: int, target: torch.Tensor) -> None:
+        if self._staging is not None and self._staging.lane(target) is not None:
+            self._staging.clear(bucket, target)
+        else:
+            target.zero_()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -253,7 +258,7 @@ class GradientTaker:
                         # hook being run (DDP's; FSDP2 before torch 2.7).
                         self._put(slot.name, parameter.grad, parameter, weight)
                     else:
-                        _view(self.retained, slot).zero_()
+                        self._clear(slot.bucket, _view(self.retained, slot))
             self._closed.add(bucket.index)
             self._announce(bucket.index)
 

@@ -26,6 +26,10 @@ class TrainingOptions:
     # bytes of them (0: what there is memory for).
     retain: str = "auto"
     retain_bytes: int = 0
+    # data_plane="nccl": so long may NCCL take to connect the members of an epoch (longer is an error of the epoch), and
+    # to abort a communicator (longer ends the process).
+    nccl_join_s: float = 120.0
+    nccl_abort_s: float = 30.0
     warm_up_steps: int = 2
     first_steps: int = 2  # of a process: libraries compile and allocate in them
     first_steps_budget_s: float = 600.0  # so long each of them, and starting and catching up, may take

@@ -26,9 +26,10 @@ import torch
 from torch import nn
 
 from ftar_core.errors import SettingsError
+from ftar_core.native import core
 from ftar_core.training.devices import unpinned
 from ftar_core.training.memory import available_bytes
-from ftar_core.training.plan import BucketPlan
+from ftar_core.training.plan import DTYPE_CODES, BucketPlan
 
 log = logging.getLogger("ftar.session")
 Host = Callable[[int, torch.dtype], torch.Tensor]  # zeroed host memory
@@ -99,6 +100,10 @@ class Kept:
     def release(self, bucket: int) -> None:
         """It is reduced: nothing to do, it may have to be reduced again."""
 
+    def squares(self, bucket: int) -> float:
+        """The sum of squares of what lies there."""
+        return _squares(self._buffers[bucket])
+
     @property
     def most_bytes(self) -> int:
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers)
@@ -131,6 +136,9 @@ class Staged:
     def __len__(self) -> int:
         return len(self._plan)
 
+    def squares(self, bucket: int) -> float:
+        return _squares(self[bucket])
+
     def release(self, bucket: int) -> None:
         """Nobody reads it any more. The memory stays with this process: a link may still look at it."""
         with self._lock:
@@ -140,6 +148,10 @@ class Staged:
 
 
 Inputs = Kept | Staged
+
+
+def _squares(flat: torch.Tensor) -> float:
+    return core.squares(flat.data_ptr(), flat.numel(), DTYPE_CODES[flat.dtype])
 
 
 def inputs_for(

@@ -28,6 +28,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -37,6 +38,7 @@ from torch import nn
 from ftar_core.errors import FtarError, SettingsError
 from ftar_core.runtime.breakpoints import passes
 from ftar_core.runtime.settings import Settings, read_settings
+from ftar_core.runtime.settings import data_plane as checked_data_plane
 from ftar_core.training import current
 from ftar_core.training.checkpoints.options import Checkpoint
 from ftar_core.training.data import BatchSampler, Source
@@ -50,7 +52,7 @@ from ftar_core.training.options import TrainingOptions
 from ftar_core.training.plain import PlainTensors
 from ftar_core.training.plan import make_plan
 from ftar_core.training.refusals import refuse
-from ftar_core.training.retention import inputs_for
+from ftar_core.training.retention import Host, Inputs, inputs_for
 from ftar_core.training.rounds import Round
 from ftar_core.training.shadow import Shadow
 from ftar_core.training.state import Stateful, check_transferable, parameters_digest
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from ftar_core.native._core import Options
     from ftar_core.training.checkpoints.keeper import Keeper
     from ftar_core.training.checkpoints.restoring import Restorer
+    from ftar_core.training.nccl.plane import Parts
     from ftar_core.training.stream import Stream
 
 log = logging.getLogger("ftar.session")
@@ -89,8 +92,9 @@ class Session(PlainTensors):
     default update unscales. `lr_scale`: a factor to the learning rates of an update, of the share of `replicas` that
     contributed to it. `global_batch`: an update is of so many batches, in as many steps as that takes (rounds.py).
     `last_step`: end the job after this step (0: no wish). `checkpoint`: where the state is kept for the day when all
-    replicas die, and how often (checkpoints/options.py); a job that has lost its state goes on from there. `settings`:
-    instead of the environment.
+    replicas die, and how often (checkpoints/options.py); a job that has lost its state goes on from there.
+    `data_plane`: what moves gradients between replicas, "host" (our links) or "nccl" (training/nccl/plane.py; GPUs
+    only), the same on all of them; instead of FTAR_DATA_PLANE. `settings`: instead of the environment.
 
     Raises SettingsError (environment), PlanMismatch (a model that cannot be trained this way), StateMismatch (state
     that cannot be sent to another replica). Starts threads and sockets at the first turn of `batches`, not before."""
@@ -111,6 +115,7 @@ class Session(PlainTensors):
         state: Mapping[str, Stateful] | None = None,
         last_step: int = 0,
         checkpoint: Checkpoint | None = None,
+        data_plane: str | None = None,
         settings: Settings | None = None,
         options: TrainingOptions | None = None,
         link_options: Options | None = None,
@@ -123,6 +128,8 @@ class Session(PlainTensors):
                 hint="a number of batches (0: every step is an update); with it there is no share to scale by",
             )
         self._settings = settings if settings is not None else read_settings()
+        if data_plane is not None:
+            self._settings = replace(self._settings, data_plane=checked_data_plane(data_plane))
         self._options = options if options is not None else TrainingOptions()
         self._link_options = link_options
         self._last_step = last_step
@@ -153,19 +160,27 @@ class Session(PlainTensors):
         check_transferable(parts)
         self.plan = make_plan(self.model, self._options.bucket_bytes, self._options.reduce_dtype)
         lanes = lanes_of(self.model.parameters())
-        inputs, self._retention = inputs_for(
-            self.model,
-            self.plan,
-            self._options.retain,
-            self._options.retain_bytes,
-            self._settings.world_size,
-            host=host_memory(lanes),
-        )
+        inputs = self._inputs(host_memory(lanes))
         self._taker = GradientTaker(self.model, self.plan, self._bucket_full, inputs, lanes)
         self._journal = Journal(self._settings.journal, self._settings.replica, self._settings.rank)
         self._ledger = StepLedger(self._journal)
         self._turns: Turns | None = None  # once the loop has begun
         current.made(self)
+
+    def _inputs(self, host: Host) -> Inputs:
+        """Memory for the gradients of a step."""
+        options = self._options
+        self._nccl: Parts | None = None
+        if self._settings.data_plane == "nccl":
+            from ftar_core.training.nccl.choice import nccl_parts
+
+            self._nccl, there, self._retention = nccl_parts(self.model, self.plan, self._settings, options, host)
+            self._settings = replace(self._settings, nccl=self._nccl.library.version_text)
+            return there
+        inputs, self._retention = inputs_for(
+            self.model, self.plan, options.retain, options.retain_bytes, self._settings.world_size, host=host
+        )
+        return inputs
 
     # --- for the user's loop ---------------------------------------------------------------------------------------
 
@@ -364,6 +379,7 @@ class Session(PlainTensors):
             first_steps_budget_s=self._options.first_steps_budget_s,
             restores=self._checkpoint is not None,
             checkpoint_s=self._checkpoint.seconds if self._checkpoint is not None else 0.0,
+            nccl=self._nccl,
         )
         keeper, restorer = self._checkpoints(wiring)
         stepper = Stepper(

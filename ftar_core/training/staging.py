@@ -48,6 +48,12 @@ class Staging:
         with self._changed:
             self._alive.setdefault(bucket, []).append(alive)
 
+    def clear(self, bucket: int, target: torch.Tensor) -> None:
+        """As `fetch`, of zeros, into a part of the bucket that lies on a device."""
+        self.lanes[target.device].clear(target)
+        with self._changed:
+            self._alive.setdefault(bucket, [])
+
     def full(self, bucket: int) -> None:
         """Nothing more is fetched for it: to be announced when its copies are made."""
         events = [lane.record() for lane in self.lanes.values()]

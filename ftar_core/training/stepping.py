@@ -308,6 +308,7 @@ class Stepper:
         self._taker.begin(Mode.OFF)
         if item.verdict is Verdict.APPLY:
             self._taker.results_free()
+            self._wiring.quiet()
             for mine, theirs in zip(self._taker.reduced, item.buckets, strict=True):
                 raw_bytes(mine)[:] = raw_bytes(theirs)
         mean_loss, total_tokens = self._taker.mean_loss, int(self._taker.total_tokens)

@@ -46,6 +46,7 @@ from ftar_core.wire.team import Ballot
 
 if TYPE_CHECKING:
     from ftar_core.native._core import Event, Options
+    from ftar_core.training.nccl.plane import NcclPlane, Parts
 
 log = logging.getLogger("ftar.session")
 EPOCHS_KEPT = 32
@@ -85,6 +86,7 @@ class Wiring:
         first_steps_budget_s: float = 600.0,
         restores: bool = False,
         checkpoint_s: float = 0.0,
+        nccl: Parts | None = None,
     ) -> None:
         self.settings = settings
         self._restores = restores
@@ -107,11 +109,12 @@ class Wiring:
         self.incarnation = 0
         self.parts: Callable[[int], tuple[tuple[str, int], ...]] = lambda step: ()  # of that step's digests
         self.engine = _engine(settings, options)
+        self.plane = self._nccl_plane(nccl, retained, reduced) if nccl is not None else None
         self.exchange = Exchange(
             job=settings.job,
             replica=settings.replica,
             plan=plan,
-            ring=self.engine,
+            ring=self.plane or self.engine,
             retained=retained,
             reduced=reduced,
             on_progress=self._progressed,
@@ -141,6 +144,20 @@ class Wiring:
         self.runtime: RankRuntime = self._make_runtime(state_digest, begin)
         self.breakpoints = self._breakpoints()
         breakpoints.install(self.breakpoints)
+
+    def _nccl_plane(self, parts: Parts, retained: Inputs, reduced: Sequence[torch.Tensor]) -> NcclPlane:
+        from ftar_core.training.nccl.plane import NcclPlane
+
+        return NcclPlane(
+            parts=parts,
+            engine=self.engine,
+            plan=self._plan,
+            retained=retained,
+            reduced=reduced,
+            on_reduced=self._reduced_by_nccl,
+            on_failed=self._nccl_failed,
+            die=lambda reason: self._exit_anyway(RankExit.RESTART, reason, 0.0),
+        )
 
     def _buffer_bytes(self, given: int, share: float) -> int:
         settings = self.settings
@@ -188,7 +205,7 @@ class Wiring:
     def _breakpoints(self) -> breakpoints.Breakpoints | None:
         if self.settings.breakpoints is None:
             return None
-        made = breakpoints.Breakpoints(self.settings.rank, self.engine.break_at)
+        made = breakpoints.Breakpoints(self.settings.rank, (self.plane or self.engine).break_at)
         made.arm(self.settings.breakpoints)
         return made
 
@@ -215,6 +232,8 @@ class Wiring:
         self._end_noticed.set()
         self.runtime.close()
         self._pulse.stop()
+        if self.plane is not None:
+            self.plane.close()
         self.engine.close()
         self.server.close()
         self.reporter.close()
@@ -369,6 +388,8 @@ class Wiring:
         for event in self.engine.events():
             kind = event["type"]
             if kind == "reduced":
+                if self.plane is not None and self.plane.heard(event["epoch"], event["bucket"]):
+                    continue
                 self.exchange.reduced(event["epoch"], event["step"], event["bucket"])
             elif kind == "ready":
                 prepared = self._epochs.get(event["epoch"])
@@ -386,6 +407,30 @@ class Wiring:
                 log.info("%s: %s %s", kind, event.get("peer", ""), event.get("reason", ""))
                 if kind == "peer_gone":
                     self._expect_verdict(event["epoch"], event["peer"], event["reason"])
+
+    def quiet(self) -> None:
+        """Returns when no result is written by what was aborted. Raises FtarError if the device failed."""
+        if self.plane is not None:  # the engine's own abort has waited for that
+            self.plane.quiet()
+
+    def _reduced_by_nccl(self, epoch: bytes, step: int, bucket: int) -> None:
+        self.exchange.reduced(epoch, step, bucket)  # which is made after the plane
+
+    def _nccl_failed(self, key: bytes, slot: int, members: int, reason: str) -> None:
+        """NCCL cannot go on in this epoch. If a member is gone the coordinator ends it; if nobody is, this one goes."""
+        from ftar_core.training.nccl.choice import patience_s
+
+        patience = patience_s(slot, members)
+        log.warning("%s: NCCL failed: %s. Without another epoch it leaves in %g s", self.name, reason, patience)
+        self._journal.write("nccl", {"failed": reason, "slot": slot, "members": members})
+
+        def leave() -> None:
+            if self.exchange.current(key) is not None and not self._end_noticed.is_set():
+                self.end(RankExit.RESTART, f"NCCL failed while all members were there: {reason}")
+
+        timer = threading.Timer(patience, leave)
+        timer.daemon = True
+        timer.start()
 
     def _expect_verdict(self, key: bytes, peer: str, reason: str) -> None:
         """If the coordinator still counts on this peer after a while (its process lives, only the link does not), say

@@ -51,6 +51,9 @@ class LateLane:
         self._put(target, source, weight)
         return source
 
+    def clear(self, target: torch.Tensor) -> None:
+        self._put(target, torch.zeros_like(target), 1.0)
+
     def read(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self._put(target, source, 1.0)
 

@@ -83,6 +83,7 @@ class Recipe:
     checkpoint: ftar_core.Checkpoint | None = None
     file_bytes: int = 0  # no file of this process grows beyond (RLIMIT_FSIZE): a disk that is full
     max_norm: float = 0.0  # gradients are clipped to it; 0: they are not
+    before: Callable[[], None] | None = None  # done in the process first
     states: Path | None = None  # where the digest of the whole state is written after each step
 
 
@@ -148,6 +149,8 @@ def jump() -> None:
 def train(recipe: Recipe) -> None:
     if recipe.clock_jumps:
         jump()
+    if recipe.before is not None:
+        recipe.before()
     if recipe.file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (recipe.file_bytes, recipe.file_bytes))
     inputs, targets = data()
