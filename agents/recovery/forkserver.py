@@ -26,29 +26,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
-from agents.host.processes import boot_id, boot_s, kill_session, start_time_of
+from agents.host.processes import start_time_of
 from agents.host.signals import let_through
-from agents.recovery import child, logs
+from agents.recovery import child
+from agents.recovery.forks import Forks, Job, say
+from agents.recovery.preloaded import Preloaded
 from agents.recovery.records import (
     MESSAGE_LIMIT,
     PROTOCOL,
-    Child,
-    Children,
-    Exit,
     FromServer,
-    Life,
     List,
     NotSpawned,
     Ready,
@@ -58,7 +53,6 @@ from agents.recovery.records import (
     ToServer,
     netns_inode,
     to_server,
-    write_record,
 )
 from agents.recovery.sockets import listen_unix, peer
 from ftar_core.errors import WireError
@@ -68,23 +62,6 @@ from ftar_core.wire.exits import RankExit
 _CONNECTIONS = 8  # one agent, and one that is just taking over
 _SEND_S = 2.0  # an agent that does not read its answers is dropped
 _RETRY_S = 1.0  # for exit.json on a full disk
-_REMEMBERED = 64  # ends kept in memory, for an agent that cannot read the file
-
-
-@dataclass
-class Running:
-    name: str
-    directory: Path
-    life: Life
-
-
-@dataclass
-class Job:
-    """What the forked child has to do; only ever seen on the child's side of the fork."""
-
-    request: Spawn
-    go: int  # readable once life.json is on disk
-    log: int
 
 
 @dataclass
@@ -97,50 +74,40 @@ class ForkServer:
     def __init__(self, path: Path, preload: tuple[str, ...], idle_s: float) -> None:
         self._preload = preload
         self._idle_s = idle_s
-        self._identity = (os.getpid(), start_time_of(os.getpid()) or 0)
-        self._boot_id = boot_id()
-        self._children: dict[int, Running] = {}
-        self._ended: OrderedDict[tuple[str, int], Child] = OrderedDict()
-        self._unsaved: list[tuple[Path, Exit]] = []
+        self._forks = Forks()
         self._connections: dict[int, Connection] = {}
         self._retired = False
         self._path = path
         self._listener = listen_unix(path, backlog=_CONNECTIONS)
         self._inode = os.stat(path).st_ino
         self._ready: Ready | None = None
-        self._sources: dict[str, tuple[int, int]] = {}
+        self._preloaded: Preloaded | None = None
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def import_modules(self) -> None:
-        """Import what children will need. What cannot be imported is a problem of the children that do."""
-        before = time.monotonic()
-        problems: list[str] = []
-        for name in self._preload:
-            try:
-                importlib.import_module(name)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything while it is imported
-                problems.append(f"{name}: {type(error).__name__}: {error}")
+        """Import what children will need, then hold the collector still."""
+        self._preloaded = imported = Preloaded(self._preload)
         threads = len(os.listdir("/proc/self/task"))
+        self._forks.fresh = threads > 1
+        pid = os.getpid()
         self._ready = Ready(
             protocol=PROTOCOL,
-            pid=self._identity[0],
-            start_time=self._identity[1],
+            pid=pid,
+            start_time=start_time_of(pid) or 0,
             python=sys.executable,
-            preload=self._preload,
+            preload=imported.names,
             netns=netns_inode(),
             threads=threads,
-            import_s=time.monotonic() - before,
-            problems=tuple(problems),
+            import_s=imported.seconds,
+            problems=imported.problems,
         )
-        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        self._sources = {file: _stamp(file) for file in files if isinstance(file, str)}
         gc.collect()
         gc.disable()
         gc.freeze()
-        _say(f"ready: {len(self._preload)} modules in {self._ready.import_s:.1f} s, {threads} threads")
-        for problem in problems:
-            _say(f"could not import {problem}")
+        say(f"ready: {len(imported.names)} modules in {imported.seconds:.1f} s, {threads} threads")
+        for problem in imported.problems:
+            say(f"could not import {problem}")
 
     def serve(self) -> Job | None:
         """Returns None when this server is to end, or, in a forked child, the child's job."""
@@ -158,20 +125,20 @@ class ForkServer:
         if not self._retired:
             self._selector.register(self._listener, selectors.EVENT_READ)
         idle_since = time.monotonic()
-        while not (self._retired and not self._children and not self._unsaved):
+        while self._forks.there or not self._retired:
             now = time.monotonic()
-            if self._children or self._connections or self._unsaved:
+            if self._forks.there or self._connections:
                 idle_since = now
             elif now - idle_since >= self._idle_s:
-                _say(f"no agent and no child for {self._idle_s:.0f} s: exiting")
+                say(f"no agent and no child for {self._idle_s:.0f} s: exiting")
                 break
-            timeout = _RETRY_S if self._unsaved else max(0.05, idle_since + self._idle_s - now)
+            timeout = _RETRY_S if self._forks.unsaved else max(0.05, idle_since + self._idle_s - now)
             for key, _ in self._selector.select(timeout):
                 job = self._handle(key.fd)
                 if job is not None:
                     return job
-            self._reap()
-            self._save()
+            self._forks.reap()
+            self._forks.save()
         self._unlink()
         return None
 
@@ -220,7 +187,7 @@ class ForkServer:
                 if job is not None:
                     return job
         except WireError as error:
-            _say(f"dropped a connection: {error}")
+            say(f"dropped a connection: {error}")
             self._drop(connection)
         except OSError:
             self._drop(connection)
@@ -252,8 +219,7 @@ class ForkServer:
     def _answer(self, connection: Connection, message: ToServer) -> Job | None:
         reply: FromServer
         if isinstance(message, List):
-            living = [Child(name=r.name, life=r.life, exit=None) for r in self._children.values()]
-            reply = Children(children=(*living, *self._ended.values()))
+            reply = self._forks.all()
         elif isinstance(message, Retire):
             self._retire()
             return None
@@ -267,127 +233,26 @@ class ForkServer:
             connection.sock.sendall(encode(reply))
         return None
 
-    # --- children -----------------------------------------------------------------------------------------------------
-
     def _spawn(self, request: Spawn) -> Job | Spawned | NotSpawned:
-        """Fork. The child waits for `go`, which comes after life.json is on disk: no process runs unrecorded."""
-        for running in self._children.values():
-            if running.name == request.name:
-                return Spawned(name=request.name, life=running.life)
-        edited = "" if self.fresh else self._edited()
+        life = self._forks.life_of(request.name)
+        if life is not None:
+            return Spawned(name=request.name, life=life)
+        edited = "" if self.fresh or self._preloaded is None else self._preloaded.edited()
         if self._retired or edited:
             reason = f"{edited} changed since it was imported" if edited else "it was asked to end"
-            _say(f"retiring: {reason}")
+            say(f"retiring: {reason}")
             self._retire()
             return NotSpawned(name=request.name, life=request.life, reason=reason, retiring=True)
-        directory = Path(request.directory)
-        try:
-            log = logs.open_log(Path(request.log))
-        except OSError as error:
-            return self._not(request, f"its log cannot be opened: {request.log}: {error.strerror}")
-        go, start = os.pipe()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            offset = os.lseek(log, 0, os.SEEK_END)
-            when = datetime.now().astimezone().isoformat(timespec="milliseconds")
-            with contextlib.suppress(OSError):
-                os.write(log, f"--- {request.name}, start {request.life}, {when}\n".encode())
-            sys.stdout.flush()
-            sys.stderr.flush()
-            pid = os.fork()
-            if pid == 0:
-                os.close(start)
-                return Job(request, go, log)
-        except OSError as error:
-            os.close(start)
-            return self._not(request, f"it cannot be forked: {error.strerror}")
-        finally:
-            if os.getpid() == self._identity[0]:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                os.close(go)
-                os.close(log)
-        life = Life(
-            life=request.life,
-            pid=pid,
-            start_time=start_time_of(pid) or 0,
-            boot_id=self._boot_id,
-            server_pid=self._identity[0],
-            server_start_time=self._identity[1],
-            log_offset=offset,
-            fresh=self.fresh,
-        )
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(directory / "exit.json")
-            write_record(directory / "life.json", life)
-            os.write(start, b"g")
-        except OSError as error:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return self._not(request, f"it cannot be recorded in {directory}: {error.strerror}")
-        finally:
-            os.close(start)
-        self._children[pid] = Running(request.name, directory, life)
-        return Spawned(name=request.name, life=life)
+        return self._forks.spawn(request)
 
     @property
     def fresh(self) -> bool:
-        return self._ready is not None and self._ready.threads > 1
-
-    def _edited(self) -> str:
-        """A file that is not any more what was imported; empty if there is none."""
-        return next((file for file, stamp in self._sources.items() if _stamp(file) != stamp), "")
+        """Children execute a new interpreter: what was imported has started threads."""
+        return self._forks.fresh
 
     def _not(self, request: Spawn, reason: str) -> NotSpawned:
-        _say(f"{request.name}: {reason}")
+        say(f"{request.name}: {reason}")
         return NotSpawned(name=request.name, life=request.life, reason=reason)
-
-    def _reap(self) -> None:
-        for pid, running in list(self._children.items()):
-            info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if info is None:
-                continue
-            kill_session(pid, running.life.start_time)
-            os.waitpid(pid, 0)
-            del self._children[pid]
-            exited = info.si_code == os.CLD_EXITED
-            end = Exit(
-                life=running.life.life,
-                pid=pid,
-                start_time=running.life.start_time,
-                exit_code=info.si_status if exited else None,
-                signal=None if exited else info.si_status,
-                ended=time.time(),
-                ended_boot_s=boot_s(),
-            )
-            self._ended[(running.name, end.life)] = Child(name=running.name, life=running.life, exit=end)
-            while len(self._ended) > _REMEMBERED:
-                self._ended.popitem(last=False)
-            self._unsaved.append((running.directory / "exit.json", end))
-
-    def _save(self) -> None:
-        waiting: list[tuple[Path, Exit]] = []
-        for path, end in self._unsaved:
-            try:
-                write_record(path, end)
-            except FileNotFoundError:
-                pass  # the state directory was removed: nobody will ask
-            except OSError as error:
-                _say(f"{path}: {error.strerror}; trying again")
-                waiting.append((path, end))
-        self._unsaved = waiting
-
-
-def _stamp(file: str) -> tuple[int, int]:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return (0, 0)
-    return (found.st_mtime_ns, found.st_size)
-
-
-def _say(text: str) -> None:
-    print(f"{datetime.now().astimezone().isoformat(timespec='milliseconds')} {text}", flush=True)
 
 
 def _be_child(server: ForkServer, job: Job) -> object:
@@ -433,7 +298,7 @@ def main(argv: list[str] | None = None) -> object:
     try:
         server = ForkServer(args.socket, preload, args.idle_s)
     except OSError as error:
-        _say(f"cannot listen on {args.socket}: {error}")
+        say(f"cannot listen on {args.socket}: {error}")
         return 1
     server.import_modules()
     job = server.serve()

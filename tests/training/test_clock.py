@@ -43,7 +43,7 @@ DATES = {
     "agents/halt.py": "since when faults are halted, for people",
     "agents/monitors/nvml_child.py": "when an Xid was seen",
     "agents/evidence.py": "when stacks were looked at",
-    "agents/recovery/forkserver.py": "dates in logs and of exits",
+    "agents/recovery/forks.py": "dates in logs and of exits",
     "ftctl/context.py": "ages of what agents date, shown to people",
     "ftctl/lab/lifecycle.py": "when the lab was made",
     "ftctl/lab/credentials.py": "validity of the lab's certificates",
