@@ -38,6 +38,10 @@ from ftar_core.training.retention import Inputs, Kept
 from ftar_core.training.shards import around, is_sharded, local, local_gradient
 from ftar_core.training.staging import Staging
 
+# Up to here the sum of squares is taken when backward is over and the ring is waited for, from what caches still have.
+# Larger gradients are read while their bucket is in them.
+MEASURED_LATER_BYTES = 16 << 20
+
 
 class Mode(Enum):
     """What a hook does with a gradient."""
@@ -78,8 +82,12 @@ class GradientTaker:
         self.retained: Inputs = inputs if inputs is not None else Kept(plan, host)
         self._finite = True  # all inputs of this step; looked at where they are not kept
         self._squares = 0.0  # their sum of squares, so far
+        self._measures_later = self.retained.keeps and plan.nbytes <= MEASURED_LATER_BYTES
+        self._unmeasured: list[int] = []
         self.reduced = [host(bucket.count, bucket.dtype) for bucket in plan.all_buckets]
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
+        kept = plan.slots if self.retained.keeps else {}
+        self._kept = {name: _view(self.retained, slot) for name, slot in kept.items()}
         # Made once: they share the memory of the results.
         self._whole = {
             name: around(self._outputs[name], p)
@@ -140,6 +148,10 @@ class GradientTaker:
     def _announce_now(self, bucket: int) -> None:
         if bucket == self.plan.tally.index:
             self._on_bucket(bucket)
+        elif self._measures_later:
+            self._on_bucket(bucket)
+            with self._lock:
+                self._unmeasured.append(bucket)
         elif self.retained.keeps:
             self._on_bucket(bucket)
             self._measure(bucket)  # while the ring reads it, too
@@ -154,10 +166,18 @@ class GradientTaker:
         with self._lock:
             self._squares += squares
 
+    def measure(self) -> None:
+        """After `finish`, while there is nothing else to do: what `own_norm` is made of."""
+        with self._lock:
+            unmeasured, self._unmeasured = self._unmeasured, []
+        for bucket in unmeasured:
+            self._measure(bucket)
+
     @property
     def own_norm(self) -> float:
         """Euclidean norm of this replica's own gradient, this rank's part, before the reduction; 0: it has none. May be
         infinite."""
+        self.measure()
         weight = self.weight if self._weight_taken is None else self._weight_taken
         return math.sqrt(self._squares) / abs(weight) if weight and self._squares >= 0 else 0.0
 
@@ -170,7 +190,9 @@ class GradientTaker:
     def _put(self, name: str, gradient: torch.Tensor, parameter: torch.Tensor, weight: float) -> None:
         part = local_gradient(gradient, parameter)
         slot = self.plan.slots[name]
-        target = _view(self.retained, slot)
+        target = self._kept.get(name)
+        if target is None:
+            target = _view(self.retained, slot)
         if weight == 0.0:
             self._clear(slot.bucket, target)  # what counts for nothing may be NaN
             return
@@ -210,6 +232,7 @@ class GradientTaker:
             self._closed.clear()
             self._missing = [len(bucket.slots) for bucket in self.plan.buckets]
             self._weight_taken = None
+            self._unmeasured.clear()
         self._finite = True
         self._squares = 0.0
         self.weight = 1.0

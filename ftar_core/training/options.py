@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ftar_core.training.plan import DEFAULT_BUCKET_BYTES
-
 
 @dataclass(frozen=True)
 class TrainingOptions:
     """What hardly anybody has to change. Sizes in bytes, times in seconds."""
 
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    bucket_bytes: int = 0  # 0: 4 MiB, or a quarter of the gradients where that is less (plan.py)
     # Gradients are added up in this type, whatever their own: torch.bfloat16 halves the bytes of float32 ones,
     # torch.float32 keeps more digits of bfloat16 ones. None: in their own.
     reduce_dtype: torch.dtype | None = None

@@ -12,7 +12,8 @@ that tensor parallelism leaves alone) lie in buckets of their own, laid out alik
 depends on the place in a bucket, so each rank's copy gets the same bits.
 
 Buckets of about 4 MiB: large enough that the fixed cost of a ring pass (2 (n - 1) messages) is small against the bytes,
-small enough that the first bucket is under way long before backward ends.
+small enough that the first bucket is under way long before backward ends. Of a model below 16 MiB a quarter of it, for
+the same reason: what is in the last bucket moves when backward is over, and everybody waits for it.
 
 One more tiny bucket, the *tally*, is reduced with every step: float64 [weight, tokens, weight x loss, ...]. The weight
 is summed in the same reduction as the gradients, with all of float64's precision even when gradients are bfloat16 (a
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,7 +39,9 @@ from ftar_core.errors import PlanMismatch
 from ftar_core.training.shards import is_split, local, placement
 from ftar_core.wire.outline import Parameter, pack
 
-DEFAULT_BUCKET_BYTES = 4 * 1024 * 1024
+MOST_BUCKET_BYTES = 4 * 1024 * 1024
+LEAST_BUCKET_BYTES = 256 * 1024
+PARTS = 4  # of a small model's gradients
 TALLY_FIELDS = 4  # weight, tokens, weight * loss, weight of those that told a loss
 PLAN_VERSION = 2
 
@@ -144,11 +148,10 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(reversed(named))
 
 
-def make_plan(
-    model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES, reduce_dtype: torch.dtype | None = None
-) -> BucketPlan:
-    """The plan of this model. `reduce_dtype`: gradients are reduced in this type, whatever their own. Raises
-    PlanMismatch, naming the parameter or module, for what cannot be trained this way."""
+def make_plan(model: nn.Module, bucket_bytes: int = 0, reduce_dtype: torch.dtype | None = None) -> BucketPlan:
+    """The plan of this model. `bucket_bytes` 0: as the model is large. `reduce_dtype`: gradients are reduced in this
+    type, whatever their own. Raises PlanMismatch, naming the parameter or module, for what cannot be trained this
+    way."""
     refuse_forward_buffers(model)
     parameters = trainable(model)
     if reduce_dtype is not None and reduce_dtype not in _GRADIENT_DTYPES:
@@ -161,6 +164,7 @@ def make_plan(
             "the model has no trainable parameters",
             hint="build the model and set requires_grad before the Session is made",
         )
+    bucket_bytes = bucket_bytes or usual_bucket_bytes(parameters.values(), reduce_dtype)
     open_slots: dict[tuple[torch.dtype, bool], list[_Piece]] = {}
     closed: list[tuple[torch.dtype, list[_Piece]]] = []
     for name, parameter in parameters.items():
@@ -182,6 +186,12 @@ def make_plan(
     closed += [(dtype, waiting) for (dtype, _), waiting in open_slots.items() if waiting]
     buckets = tuple(_lay_out(index, dtype, contents) for index, (dtype, contents) in enumerate(closed))
     return BucketPlan(buckets, Bucket(len(buckets), torch.float64, TALLY_FIELDS, ()))
+
+
+def usual_bucket_bytes(parameters: Iterable[nn.Parameter], reduce_dtype: torch.dtype | None = None) -> int:
+    """The same on all ranks of a replica, whose parts may differ in size: of the whole parameters."""
+    nbytes = sum(p.numel() * (reduce_dtype or p.dtype).itemsize for p in parameters)
+    return min(MOST_BUCKET_BYTES, max(LEAST_BUCKET_BYTES, nbytes // PARTS))
 
 
 @dataclass(frozen=True)
@@ -218,7 +228,8 @@ class BufferWatch:
     """Notices a buffer that forward has changed (any module's, not only BatchNorm's), by tensor version counters."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        # Twice a step, so not by `named_buffers`, which goes through all modules; these dictionaries are their own.
+        self._places = [(f"{name}." if name else "", module._buffers) for name, module in model.named_modules()]
         self._seen: dict[str, tuple[int, int]] = {}
 
     def remember(self) -> None:
@@ -235,4 +246,9 @@ class BufferWatch:
                 )
 
     def _versions(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(buffer), buffer._version) for name, buffer in self._model.named_buffers()}
+        return {
+            prefix + name: (id(buffer), buffer._version)
+            for prefix, buffers in self._places
+            for name, buffer in buffers.items()
+            if buffer is not None
+        }

@@ -123,6 +123,7 @@ class Stepper:
         self._wiring.phase(Phase.REDUCE, step)
         self._taker.finish(tokens=float(tokens), loss=loss, weight=weight)
         self.check.begin(step)
+        self._taker.measure()
         announced: EpochId | None = None
         reduced = math.nan
         while True:

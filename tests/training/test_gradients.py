@@ -64,6 +64,28 @@ def test_gradients_come_back_equal_and_unused_parameters_are_zero() -> None:
     assert taker.mean_loss == 2.5
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_the_norm_told_is_that_of_this_steps_own_gradient(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftar_core.training.gradients.MEASURED_LATER_BYTES", 1 << 20 if later else 0)
+    model, taker, _ = make()
+
+    def step(weight: float) -> float:
+        x = torch.randn(5, 4)
+        taker.begin(Mode.TAKE)
+        taker.weight = weight
+        model(x).backward()
+        return sum(float(gradient.square().sum()) for gradient in reference(x).values()) ** 0.5
+
+    for weight, measured in ((1.0, False), (3.0, True)):
+        step(weight)  # and begun anew
+        wanted = step(weight)
+        taker.finish(tokens=5, loss=None)
+        if measured:
+            taker.measure()
+        assert taker.own_norm == pytest.approx(wanted, rel=1e-5)
+        assert taker.own_norm == pytest.approx(wanted, rel=1e-5), "each bucket counts once"
+
+
 def test_buckets_are_announced_while_backward_goes_on() -> None:
     model, taker, announced = make()
     taker.begin(Mode.TAKE)

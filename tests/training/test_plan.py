@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ftar_core.errors import PlanMismatch
-from ftar_core.training.plan import BufferWatch, make_plan, trainable
+from ftar_core.training.plan import BufferWatch, make_plan, trainable, usual_bucket_bytes
 
 
 def small_model() -> nn.Module:
@@ -33,6 +33,16 @@ def test_buckets_close_at_their_size_and_never_mix_dtypes() -> None:
         assert bucket.nbytes <= 300 or len(bucket.slots) == 1
     assert sorted(plan.slots) == sorted(name for name, _ in model.named_parameters())
     assert [bucket.index for bucket in plan.all_buckets] == list(range(len(plan.all_buckets)))
+
+
+def test_little_is_left_to_reduce_behind_the_backward_of_a_small_model() -> None:
+    layers = [nn.Linear(256, 256, bias=False) for _ in range(16)]  # 4 MiB of gradients
+    plan = make_plan(nn.Sequential(*layers))
+    assert [bucket.nbytes for bucket in plan.buckets] == [1 << 20] * 4
+    small, large = nn.Parameter(torch.empty(10)), nn.Parameter(torch.empty(10 << 20))
+    assert usual_bucket_bytes([small]) == 256 << 10
+    assert usual_bucket_bytes([large, small]) == 4 << 20
+    assert usual_bucket_bytes([nn.Parameter(torch.empty(1 << 20))], torch.bfloat16) == 512 << 10
 
 
 def test_hash_is_of_the_layout_not_of_the_values() -> None:
