@@ -137,6 +137,7 @@ class RealNode:
             self._nft("add", "rule", "inet", "theirs", "in", "tcp", "dport", "22", "accept")
             ipr.tc("add", kind="pfifo", index=self._indexes["mgmt0"], handle=0x30000, limit=77)
             for index in self._indexes.values():
+                until(lambda at=index: _has_link_local(ipr, at), "a link-local address")  # type: ignore[misc]
                 settled(ipr, index)
         self.before = self.look()
 
@@ -347,10 +348,10 @@ class RealNode:
         while True:
             seen, unexplained = self._unexplained()
             touched = [key for key in unexplained if key.startswith("theirs")]
-            assert not touched, f"somebody else's was touched: {touched}"
+            told = {key: (self.before[key], seen[key]) for key in unexplained}
+            assert not touched, f"somebody else's was touched: {told}"
             if not unexplained:
                 break
-            told = {key: (self.before[key], seen[key]) for key in unexplained}
             assert time.monotonic() < deadline, f"in force, and no record knows it: {told}"
             time.sleep(0.1)
         now = time.monotonic()
@@ -432,6 +433,11 @@ class RealNode:
                 os.kill(pid, signal.SIGKILL)
         self.namespace.close()
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _has_link_local(ipr: IPRoute, index: int) -> bool:
+    """The kernel gives a device its own address when it hears of the carrier, at times a second later."""
+    return any(message.get("address", "").startswith("fe80:") for message in ipr.get_addr(index=index, family=10))
 
 
 def add_routes_of(ipr: IPRoute, index: int, number: int) -> None:
