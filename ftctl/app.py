@@ -1,7 +1,7 @@
 """The `ftctl` command: which commands there are, and the one place that turns errors into exit codes.
 
-A command's module is imported only when the command is used: `ftctl --help` must answer within 0.25 s, and httpx,
-pydantic and rich together cost more than that. The one-line helps are therefore written here as well as in the
+A command's module is imported only when the command is used: `ftctl --help` must answer within 0.25 s, and pydantic
+and rich together cost more than that. The one-line helps are therefore written here as well as in the
 command's own docstring; a test keeps the two equal.
 """
 

@@ -246,6 +246,7 @@ def parse_node(name: str, url: str, relative_to: Path) -> Node:
     try:
         parts = urlsplit(url)
         port = parts.port or DEFAULT_PORT
+        parts.netloc.encode("idna")
     except ValueError as error:
         raise ValueError(f"{url!r} is no URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -1,7 +1,7 @@
 """ftctl's outside world as one object: streams, environment, clock, files that are looked up, agents, running labs.
 
 Commands take everything from `current()`; a test puts another World in its place and needs no patching. Whatever is
-costly to import (httpx, rich, the lab) is imported by the method that needs it, so that `ftctl --help` stays quick.
+costly to import (rich, the lab) is imported by the method that needs it, so that `ftctl --help` stays quick.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 if TYPE_CHECKING:
     import asyncio
 
-    import httpx
     from rich.console import Console
 
 T = TypeVar("T")
@@ -60,8 +59,7 @@ async def _sleep(seconds: float) -> None:
 
 @dataclass
 class World:
-    """`transport(url)` replaces the network in tests: it returns the httpx transport for an agent's URL, or None.
-    `whole_process`: this command line is all that the process is for, so that it may ignore signals until its end."""
+    """`whole_process`: this command line is all that the process is for, and it may ignore signals until its end."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     stdin: TextIO = field(default_factory=lambda: sys.stdin)
@@ -70,7 +68,6 @@ class World:
     cwd: Path = field(default_factory=_cwd)
     user_config: Callable[[], Path] = _user_config
     running_labs: Callable[[], list[LabEntry]] = _running_labs
-    transport: Callable[[str], httpx.AsyncBaseTransport | None] = lambda _url: None
     unix_time: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = _sleep
@@ -116,11 +113,16 @@ class World:
         """Carry out asynchronous work; Ctrl-C cancels it and raises KeyboardInterrupt."""
         import asyncio
 
-        async def watched() -> T:
-            asyncio.get_running_loop().set_exception_handler(_loop_trouble)
-            return await work
+        # Not as the task's own result: at its end asyncio looks at the handler of SIGINT, whose repr holds the task's,
+        # and so the result's. That is a second for the views of a thousand nodes.
+        result: list[T] = []
 
-        return asyncio.run(watched())
+        async def watched() -> None:
+            asyncio.get_running_loop().set_exception_handler(_loop_trouble)
+            result.append(await work)
+
+        asyncio.run(watched())
+        return result[0]
 
 
 def _loop_trouble(loop: asyncio.AbstractEventLoop, found: dict[str, Any]) -> None:

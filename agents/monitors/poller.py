@@ -99,7 +99,7 @@ class Poller:
         ranks = self._parts.ranks()
         others = tuple(self._processes.read(ranks, supervised)) if ranks else ()
         cpu_percent = self._cpu_percent(before.cpu_percent)
-        self._snapshot = Snapshot(time.monotonic(), nics, others, _rss_mb(), cpu_percent, trouble)
+        self._snapshot = Snapshot(time.monotonic(), nics, others, rss_mb(), cpu_percent, trouble)
         if trouble:
             if trouble != before.trouble:
                 self._emit("node.unreadable", self._parts.name, trouble)
@@ -121,14 +121,15 @@ class Poller:
     def _cpu_percent(self, before: float) -> float:
         """Of one core, over at least ten seconds: shorter spans of a process at rest are noise."""
         at, used = self._cpu_at
-        now, now_used = time.monotonic(), time.process_time()
+        now = time.monotonic()
         if now - at < 10:
             return before
+        now_used = time.process_time()
         self._cpu_at = (now, now_used)
         return 100 * (now_used - used) / (now - at)
 
 
-def _rss_mb() -> float:
+def rss_mb() -> float:
     """Resident memory in MiB (proc_pid_statm(5), field 2, pages)."""
     try:
         with open("/proc/self/statm", "rb") as file:

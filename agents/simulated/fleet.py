@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agents.api.policyfile import read as read_policy
 from agents.api.words import Role
@@ -59,7 +60,7 @@ from agents.recovery.sockets import listen_unix
 from agents.replicas import ReplicaActions
 from agents.server import BACKLOG, server_for
 from agents.settings import AgentSettings
-from agents.simulated.memory import LookWhenAsked, MemoryLedger, NoGpus, NoKennel, NoLinks
+from agents.simulated.memory import AtOnce, LookWhenAsked, MemoryLedger, NoGpus, NoKennel, NoLinks
 from agents.simulated.network import SimulatedLinks, SimulatedNft, SimulatedQdiscs
 from agents.tokens import Principal, Tokens
 
@@ -90,7 +91,7 @@ class Pools:
 
     @classmethod
     def made(cls) -> Pools:
-        faults, audit = Pool("faults", 18.0, 16, MAX_NODES), Pool("audit", 5.0, 2, MAX_NODES)
+        faults, audit = Pool("faults", 18.0, 16, MAX_NODES), AtOnce("audit", 5.0)
         return cls(faults, audit, Pool("evidence", 15.0), Pool("job", 10.0, 16, MAX_NODES))
 
 
@@ -123,7 +124,8 @@ class SimulatedNode:
             net_admin=True,
         )
         limits = Limits(name, RAILS, MANAGEMENT, settings.max_faults, settings.max_duration_s)
-        self.injector = Injector(MemoryLedger(), machine, limits, events.emit, catalog=OFFERED)
+        ledger = MemoryLedger()
+        self.injector = Injector(ledger, machine, limits, events.emit, catalog=OFFERED)
         self.deadlines = Deadlines(self.injector, events.emit, name)
         halt = Halt(None, name, events.emit)
         self.injector.halted = halt.why
@@ -135,6 +137,7 @@ class SimulatedNode:
         relay = JobRelay(None)
         gpus = NoGpus()
         self.poller = LookWhenAsked(
+            ledger,
             parts,
             nics,
             gpus,
@@ -186,6 +189,19 @@ class _For:
         await self._app(scope, receive, send)
 
 
+async def _first_request(app: ASGIApp, agent: Agent) -> None:
+    """FastAPI prepares its routes at the first request, for a quarter of a second: not while somebody waits."""
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], AGENT: agent}
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(_message: Message) -> None:
+        return
+
+    await app(scope, receive, send)
+
+
 class Fleet:
     """Raises FleetProblem."""
 
@@ -215,6 +231,7 @@ class Fleet:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         app = make_app(None)
+        await _first_request(app, nodes[0].agent)
         servers, running = [], []
         for node in nodes:
             path = directory / f"{node.settings.node}.sock"
@@ -230,6 +247,8 @@ class Fleet:
         keeper = threading.Thread(target=self._keep_deadlines, args=(nodes,), name="fault-deadlines", daemon=True)
         keeper.start()
         _write(self._inventory, _inventory_text(nodes, directory))
+        gc.collect()
+        gc.freeze()  # a thousand nodes are a million objects, and none of them is garbage before the end
         print(f"{len(nodes)} simulated nodes: ftctl status --inventory {self._inventory}", flush=True)
         try:
             await stop.wait()

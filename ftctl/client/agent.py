@@ -13,9 +13,8 @@ import ssl
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
-import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agents.api.audit import AuditAnswer
@@ -42,9 +41,8 @@ from agents.api.models import (
     SupervisionAction,
 )
 from agents.api.policy import ModeAnswer, ModeRequest, PolicyAnswer
-from ftctl.client.transport import STARTED, AgentTransport
+from ftctl.client.transport import AgentTransport, NoAnswer, Request, TooLarge
 from ftctl.config import Inventory, Node
-from ftctl.context import World
 from ftctl.durations import show
 from ftctl.errors import AgentRefused, AgentUnreachable, CliError
 from ftctl.exit_codes import ExitCode
@@ -67,10 +65,10 @@ class AgentClient:
     Every call raises AgentUnreachable, AgentRefused, or CliError when the answer is not of the contract.
     """
 
-    def __init__(self, node: Node, http: httpx.AsyncClient, timeout_s: float) -> None:
+    def __init__(self, node: Node, transport: AgentTransport, timeout_s: float) -> None:
         self.node = node.name
         self._node = node
-        self._http = http
+        self._transport = transport
         self.timeout_s = timeout_s
 
     async def alive(self) -> Alive:
@@ -213,42 +211,30 @@ class AgentClient:
     ) -> bytes:
         sent = False
 
-        async def trace(event: str, _info: Mapping[str, Any]) -> None:
+        def started() -> None:
             nonlocal sent
-            sent = sent or event == STARTED
+            sent = True
 
-        headers = {"content-type": "application/json"} if content else {}
-        request = self._http.build_request(
-            method, path, params=query, content=content or None, headers=headers, extensions={"trace": trace}
-        )
+        request = Request(method, f"{path}?{urlencode(query)}" if query else path, content)
         try:
-            status, body = await asyncio.wait_for(self._exchange(request), deadline_s)
-        except (asyncio.TimeoutError, httpx.TimeoutException):
+            asked = self._transport.ask(request, limit=MAX_BODY_BYTES, started=started)
+            status, body = await asyncio.wait_for(asked, deadline_s)
+        except asyncio.TimeoutError:
             raise AgentUnreachable(
                 self.node,
                 f"no answer within {show(deadline_s)}",
                 hint="give it longer with --timeout, or look at the agent on that node",
                 indefinite=sent and method == "POST",
             ) from None
-        except httpx.HTTPError as error:
+        except NoAnswer as error:
             raise AgentUnreachable(
                 self.node, self._why(error), hint=self._start_hint(), indefinite=sent and method == "POST"
             ) from None
+        except TooLarge:
+            raise CliError(f"agent of {self.node}", f"its answer is larger than {MAX_BODY_BYTES} bytes") from None
         if status != 200:
             raise self._refusal(status, body)
         return body
-
-    async def _exchange(self, request: httpx.Request) -> tuple[int, bytes]:
-        response = await self._http.send(request, stream=True)
-        try:
-            body = bytearray()
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    raise CliError(f"agent of {self.node}", f"its answer is larger than {MAX_BODY_BYTES} bytes")
-            return response.status_code, bytes(body)
-        finally:
-            await response.aclose()
 
     def _refusal(self, status: int, body: bytes) -> CliError:
         if 300 <= status < 400:
@@ -273,7 +259,7 @@ class AgentClient:
             self.node, error.code, printable(error.thing), printable(error.reason), hint=printable(hint), code=code
         )
 
-    def _why(self, error: httpx.HTTPError) -> str:
+    def _why(self, error: NoAnswer) -> str:
         """Why there is no connection, in words."""
         where = self._node.socket or self._node.url
         cause: BaseException | None = error
@@ -300,27 +286,25 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:2000])
 
 
-def open_http(
-    world: World, inventory: Inventory, node: Node, context: ssl.SSLContext | None, *, keep: bool = True
-) -> httpx.AsyncClient:
-    """The HTTP client for one agent. `context` is needed for https only; `keep` connections for the next request."""
-    transport = world.transport(node.url)
-    if transport is None:
-        url = httpx.URL(node.base_url)
-        transport = AgentTransport(
-            socket=str(node.socket) if node.socket is not None else None,
-            host=url.host,
-            port=url.port or DEFAULT_PORT,
-            context=context if url.scheme == "https" and node.socket is None else None,
-            keep=keep,
-        )
-    return httpx.AsyncClient(
-        transport=transport,
-        base_url=node.base_url,
-        headers={"authorization": f"Bearer {inventory.token}", "user-agent": "ftctl"},
-        follow_redirects=False,
-        trust_env=False,
-        timeout=None,  # noqa: S113 - every call has its deadline in _call
+def transport_of(
+    inventory: Inventory, node: Node, context: ssl.SSLContext | None, *, keep: bool = True
+) -> AgentTransport:
+    """The connections to one agent. `context` is needed for https only; `keep` them for the next request."""
+    url = urlsplit(node.base_url)
+    headers = [
+        ("host", url.netloc.encode("idna").decode()),
+        ("authorization", f"Bearer {inventory.token}"),
+        ("user-agent", "ftctl"),
+        ("accept", "*/*"),
+        *([] if keep else [("connection", "close")]),
+    ]
+    return AgentTransport(
+        socket=str(node.socket) if node.socket is not None else None,
+        host=url.hostname or "",
+        port=url.port or DEFAULT_PORT,
+        context=context if url.scheme == "https" and node.socket is None else None,
+        keep=keep,
+        headers=headers,
     )
 
 

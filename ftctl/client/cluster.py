@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agents.api.models import FaultView, JobState, NodeView
 from ftar_core.wire.exits import RankExit
 from ftctl import nearest
-from ftctl.client.agent import AgentClient, open_http, tls_context
+from ftctl.client.agent import AgentClient, tls_context, transport_of
+from ftctl.client.transport import AgentTransport
 from ftctl.config import Flags, Inventory, load
 from ftctl.context import World
 from ftctl.durations import show
@@ -133,27 +133,26 @@ class Agents:
         self.inventory = inventory
         self.timeout_s = timeout_s
         self._clients: dict[str, AgentClient] = {}
-        self._stack = AsyncExitStack()
+        self._open: list[AgentTransport] = []
         self._turns = asyncio.Semaphore(MAX_CONCURRENT)
         self._files = asyncio.Semaphore(_files_for(len(inventory.nodes)))
         self._tls = tls_context(inventory)
 
     async def __aenter__(self) -> Agents:
-        await self._stack.__aenter__()
         return self
 
-    async def __aexit__(self, *exc: Any) -> None:
-        await self._stack.__aexit__(*exc)
+    async def __aexit__(self, *_exc: Any) -> None:
+        for transport in self._open:
+            transport.close()
 
     async def client(self, node: str) -> AgentClient:
         """Raises UsageProblem when the inventory has no such node."""
         if node not in self._clients:
             entry = self.inventory.node(node)
             keep = len(self.inventory.nodes) <= KEPT
-            http = await self._stack.enter_async_context(
-                open_http(self.world, self.inventory, entry, self._tls, keep=keep)
-            )
-            self._clients[node] = AgentClient(entry, http, self.timeout_s)
+            transport = transport_of(self.inventory, entry, self._tls, keep=keep)
+            self._open.append(transport)
+            self._clients[node] = AgentClient(entry, transport, self.timeout_s)
         return self._clients[node]
 
     async def each(

@@ -35,6 +35,8 @@ class RailLinks:
 
 
 def over(view: NodeView, nic: NicView) -> RailLinks:
+    if not view.link_processes and not view.ranks:
+        return RailLinks()
     rails = [
         rail for process in view.link_processes for rail in process.rails if (rail.device or rail.rail) == nic.name
     ]

@@ -1,8 +1,8 @@
 """HTTP/1.1 to one agent: asyncio's streams under h11, and nothing in between.
 
-httpx's own transport costs 2 ms of CPU a request (it looks for other event loops each time), which is seconds where a
-thousand agents are asked. Connections are kept for the next request, unless there are more agents than descriptors to
-spare.
+A general client costs ten times the CPU of the request itself (it parses the address again for each, looks for other
+event loops, for cookies, proxies and authentication), which is seconds where a thousand agents are asked. Connections
+are kept for the next request, unless there are more agents than descriptors to spare.
 """
 
 from __future__ import annotations
@@ -10,53 +10,77 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import h11
-import httpx
 
 READ_BYTES = 64 * 1024
 MAX_IDLE = 2
-STARTED = "http11.send_request_headers.started"  # as httpcore calls it
 
 
-class AgentTransport(httpx.AsyncBaseTransport):
-    """`socket`: a path; else `host` and `port`, with TLS if there is a `context`. Raises httpx.TransportError."""
+class NoAnswer(Exception):
+    """There was no whole answer; the message says why, or its cause does."""
 
-    def __init__(self, *, socket: str | None, host: str, port: int, context: ssl.SSLContext | None, keep: bool) -> None:
+
+class TooLarge(Exception):
+    """The answer has more bytes than are wanted."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """`target`: path and query, in ASCII."""
+
+    method: str
+    target: str
+    body: bytes = b""
+
+
+class AgentTransport:
+    """`socket`: a path; else `host` and `port`, with TLS if there is a `context`. `headers` go with every request."""
+
+    def __init__(
+        self,
+        *,
+        socket: str | None,
+        host: str,
+        port: int,
+        context: ssl.SSLContext | None,
+        keep: bool,
+        headers: list[tuple[str, str]],
+    ) -> None:
         self._socket = socket
         self._host = host
         self._port = port
         self._context = context
         self._keep = keep
+        self._headers = headers
         self._idle: list[_Connection] = []
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        connection = await self._connection(request)
+    async def ask(self, request: Request, *, limit: int, started: Callable[[], None]) -> tuple[int, bytes]:
+        """Status and body of at most `limit` bytes. `started` is called before the first byte is sent: from then on the
+        request may have been carried out. Raises NoAnswer, TooLarge."""
+        connection = await self._connection()
         try:
-            trace = request.extensions.get("trace")
-            if trace is not None:
-                await trace(STARTED, {})
-            await connection.send(request)
-            head = await connection.head(request)
+            started()
+            await connection.send(request, self._headers)
+            answer = await connection.answer(limit)
         except BaseException:
             connection.close()
             raise
-        return httpx.Response(head.status_code, headers=list(head.headers), stream=_Body(self, connection, request))
-
-    async def aclose(self) -> None:
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
-
-    def give_back(self, connection: _Connection) -> None:
         if self._keep and len(self._idle) < MAX_IDLE and connection.again():
             self._idle.append(connection)
         else:
             connection.close()
+        return answer
 
-    async def _connection(self, request: httpx.Request) -> _Connection:
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _connection(self) -> _Connection:
         while self._idle:
             connection = self._idle.pop()
             if connection.alive():
@@ -69,7 +93,7 @@ class AgentTransport(httpx.AsyncBaseTransport):
                 name = self._host if self._context is not None else None
                 streams = await asyncio.open_connection(self._host, self._port, ssl=self._context, server_hostname=name)
         except OSError as error:  # ssl.SSLError is one
-            raise httpx.ConnectError(str(error), request=request) from error
+            raise NoAnswer(str(error)) from error
         return _Connection(*streams)
 
 
@@ -93,61 +117,47 @@ class _Connection:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._writer.transport.abort()
 
-    async def send(self, request: httpx.Request) -> None:
-        body = request.content
+    async def send(self, request: Request, headers: list[tuple[str, str]]) -> None:
+        if request.body:
+            headers = [*headers, ("content-type", "application/json"), ("content-length", str(len(request.body)))]
+        elif request.method != "GET":
+            headers = [*headers, ("content-length", "0")]
         try:
-            head = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
+            head = h11.Request(method=request.method, target=request.target, headers=headers)
             data = self._http.send(head) or b""
-            if body:
-                data += self._http.send(h11.Data(data=body)) or b""
+            if request.body:
+                data += self._http.send(h11.Data(data=request.body)) or b""
             data += self._http.send(h11.EndOfMessage()) or b""
         except h11.LocalProtocolError as error:
-            raise httpx.LocalProtocolError(str(error), request=request) from error
+            raise NoAnswer(str(error)) from error
         self._writer.write(data)
         # What an agent that closes early has to say is in its answer.
         with contextlib.suppress(OSError):
             await self._writer.drain()
 
-    async def head(self, request: httpx.Request) -> h11.Response:
-        while True:
-            event = await self.event(request)
-            if isinstance(event, h11.Response):
-                return event
-            if not isinstance(event, h11.InformationalResponse):
-                raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
+    async def answer(self, limit: int) -> tuple[int, bytes]:
+        while isinstance(event := await self._event(), h11.InformationalResponse):
+            pass
+        if not isinstance(event, h11.Response):
+            raise NoAnswer("it closed the connection without an answer")
+        status, body = event.status_code, bytearray()
+        while isinstance(event := await self._event(), h11.Data):
+            body += event.data
+            if len(body) > limit:
+                raise TooLarge
+        if not isinstance(event, h11.EndOfMessage):
+            raise NoAnswer("the answer is cut short")
+        return status, bytes(body)
 
-    async def event(self, request: httpx.Request) -> Any:
+    async def _event(self) -> Any:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 data = await self._reader.read(READ_BYTES)
                 if not data and self._http.their_state is h11.SEND_RESPONSE:
-                    reason = "Server disconnected without sending a response."
-                    raise httpx.RemoteProtocolError(reason, request=request)
+                    raise NoAnswer("it closed the connection without an answer")
                 self._http.receive_data(data)
         except h11.RemoteProtocolError as error:
-            raise httpx.RemoteProtocolError(str(error), request=request) from error
+            raise NoAnswer(str(error)) from error
         except OSError as error:
-            raise httpx.ReadError(str(error), request=request) from error
+            raise NoAnswer(str(error)) from error
         return event
-
-
-class _Body(httpx.AsyncByteStream):
-    def __init__(self, transport: AgentTransport, connection: _Connection, request: httpx.Request) -> None:
-        self._transport = transport
-        self._connection: _Connection | None = connection
-        self._request = request
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while self._connection is not None:
-            event = await self._connection.event(self._request)
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage):
-                return
-            else:
-                raise httpx.RemoteProtocolError("the answer is cut short", request=self._request)
-
-    async def aclose(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._transport.give_back(connection)

@@ -246,3 +246,31 @@ def test_a_wait_that_ctrl_c_cancelled_is_no_traceback(world: World, caplog: pyte
     world.run(interrupted())
     assert "InvalidStateError" not in caplog.text
     assert "ZeroDivisionError" in caplog.text, "all else is still said"
+
+
+def test_what_a_command_finds_out_is_not_written_down_for_nobody() -> None:
+    """asyncio shows the main task to a lookup of signal handlers, with its result: seconds where that is a fleet."""
+
+    class Fleet:
+        shown = 0
+
+        def __repr__(self) -> str:
+            self.shown += 1
+            return "a fleet"
+
+    async def ask() -> Fleet:
+        return Fleet()
+
+    assert World().run(ask()).shown == 0
+
+
+def test_a_host_that_is_none_is_a_problem_of_the_inventory(bare: Run, tmp_path: Path) -> None:
+    token, inventory = tmp_path / "token", tmp_path / "inventory.yaml"
+    token.write_text("secret-secret-secret\n")
+    token.chmod(0o600)
+    url = f"https://{'x' * 64}.example:7610"
+    nodes = f"nodes:\n  - {{name: node0, url: '{url}'}}\n"
+    inventory.write_text(f"version: 1\njob: main\ntoken_file: {token}\n{nodes}")
+    result = bare("status", "--inventory", str(inventory))
+    assert result.code == 2
+    assert "is no URL" in result.err

@@ -18,13 +18,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.api.models import Alive
+from agents.injection.wish import Injection
+from agents.simulated.fleet import Pools, SimulatedNode
+from agents.tokens import Tokens
 from ftctl.client.agent import AgentClient
 from ftctl.client.cluster import MAX_CONCURRENT, Agents
 from ftctl.config import Inventory, Node
@@ -133,6 +136,35 @@ def drips(connection: socket.socket) -> None:
     for byte in b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n":
         connection.sendall(bytes([byte]))
         time.sleep(0.3)
+
+
+def test_a_node_that_looks_as_before_is_not_looked_at_again(tmp_path: Path) -> None:
+    """A thousand nodes in one process, and a request to each: only where a fault was does anything change."""
+    node = SimulatedNode(tmp_path, "sim0", 0, Tokens({}), Pools.made())
+    looks = 0
+    look = node.poller._look
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        look()
+
+    node.poller._look = counted  # type: ignore[method-assign]
+    node.injector.start()
+    node.poller.start()
+    node.poller._snapshot = replace(node.poller._snapshot, at=time.monotonic() - 10)
+    assert node.poller.snapshot().nics[0][0].up
+    assert node.poller.trouble() == ""
+    assert looks == 1
+    assert node.poller.snapshot().rss_mb > 1
+
+    fault = node.injector.inject(Injection("link-down", "me", 60.0, nic="rail0"))
+    node.poller._snapshot = replace(node.poller._snapshot, at=time.monotonic() - 10)
+    assert not node.poller.snapshot().nics[0][0].up
+    node.injector.revert(fault.id, "enough")
+    node.poller._snapshot = replace(node.poller._snapshot, at=time.monotonic() - 10)
+    assert node.poller.snapshot().nics[0][0].up
+    assert looks == 3
 
 
 def test_the_inventory_is_for_its_owner_alone_and_goes_with_the_process() -> None:
