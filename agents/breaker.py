@@ -2,7 +2,8 @@
 
 Faults that cannot be taken back (a kill) count for a while. What is low when nothing of ours is in force is not our
 doing, and nobody is asked then: an agent at rest costs the coordinator nothing. A coordinator that does not answer says
-nothing about its replicas, so it neither trips the breaker nor resets it.
+nothing about its replicas, so it neither trips the breaker nor resets it. No date counts:
+what an agent before this one did has its time since the machine was started.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from agents.api.breaker import Breaker, Share
 from agents.api.models import JobState
 from agents.audit import AuditLog
 from agents.halt import Halt
+from agents.host.clock import Clock, SystemClock
 from agents.injection.control import FaultControl
 from agents.injection.ledger import Entry
 from agents.injection.problems import FaultProblem
@@ -42,12 +44,12 @@ class BreakerWatch:
         halt: Halt,
         job: Callable[[], JobState],
         audit: AuditLog,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._settings = node, settings
         self._faults, self._halt, self._job, self._audit = faults, halt, job, audit
-        self._clock, self._wall = clock, wall
+        self._clock, self._monotonic = clock or SystemClock(), monotonic
         self._breaker = Breaker()
         self._settled: set[str] = set()  # faults of before a halt: somebody has allowed others since
         self._ending = threading.Event()
@@ -77,7 +79,7 @@ class BreakerWatch:
         good = sum(replica.state == "contributing" for replica in job.replicas)
         wanted = 0 if job.state in OVER else job.replicas_wanted
         share = Share("replicas contribute", good, wanted, self._settings.replicas_percent)
-        why = self._breaker.look(self._clock(), (share,), self._settings.after_s)
+        why = self._breaker.look(self._monotonic(), (share,), self._settings.after_s)
         if why:
             self._trip(why)
         return bool(why)
@@ -85,8 +87,12 @@ class BreakerWatch:
     def _counts(self, entry: Entry) -> bool:
         if entry.id in self._settled or entry.kind in FELT_BY_NOBODY:
             return False
-        since = entry.created if entry.irreversible else entry.reverted or entry.created
-        return entry.open or abs(self._wall() - since) <= FELT_S
+        if entry.open:
+            return True
+        if entry.boot_id != self._clock.boot_id():
+            return False  # of before a reboot, which nothing outlives
+        since = entry.created_boot_s if entry.over_boot_s is None else entry.over_boot_s
+        return self._clock.boot_s() - since <= FELT_S
 
     def _trip(self, why: str) -> None:
         by, reason = "breaker", f"{why} (breaker of {self._node})"
@@ -107,7 +113,7 @@ class BreakerWatch:
             result, left = error.code, [*left, error.reason]
         self._audit.add(
             AuditRecord(
-                time=self._wall(),
+                time=self._clock.wall_s(),
                 node=self._node,
                 who=by,
                 source="agent",

@@ -4,12 +4,12 @@ A fault hits its node and the replicas that feel it: those whose processes it to
 or a whole node all that have processes there. A replica that does not contribute, for whatever reason, is hit already.
 What is hit already may be hit again: no rule counts a thing twice.
 
-| rule | setting | default | says |
-|---|---|---|---|
-| faults | faults | 8 | so many faults are in force at once, on all nodes together |
-| nodes | nodes_percent | 50 | of the nodes have a fault in force or do not answer; one always may |
-| replicas | replicas_percent | 50 | of the job's replicas are hit; one always may |
-| same-replica | same_replica | true | while a replica is hit, faults hit no other: a run takes one down, and not two |
+| rule, which is also the setting's name | default | says |
+|---|---|---|
+| faults | 8 | so many faults are in force at once, on all nodes together |
+| nodes_percent | 50 | of the nodes have a fault in force or do not answer; one always may |
+| replicas_percent | 50 | of the job's replicas are hit; one always may |
+| same_replica | true | while a replica is hit, faults hit no other: a run takes one down, and not two |
 
 An agent knows its own faults and asks the coordinator for the replicas. What is in force elsewhere it is told by
 whoever asks for a fault, who can only make it refuse more.
@@ -23,12 +23,11 @@ from typing import Literal, get_args
 
 FELT_BY_NOBODY = ("noop", "agent-kill")
 FELT_BY_NOBODY = ("noop", "agent-kill")
-Rule = Literal["faults", "nodes", "replicas", "same-replica"]
+Rule = Literal["faults", "nodes_percent", "replicas_percent", "same_replica"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-Override = (
-    Rule | Literal["cut-off"]
-)  # what a request may lift, with a reason; the last: a fault that cuts the agent off
-OVERRIDES: tuple[Override, ...] = (*RULES, "cut-off")
+# What a request may lift, with a reason. The last is no limit: a fault that cuts the agent off.
+Override = Rule | Literal["cut_off"]
+OVERRIDES: tuple[Override, ...] = (*RULES, "cut_off")
 
 
 @dataclass(frozen=True)
@@ -82,67 +81,66 @@ NO_FLEET = Fleet()
 
 @dataclass(frozen=True)
 class Exceeded:
-    """`rule`: one of RULES, which is what overrides it; `setting` of `source` gives the limit."""
+    """`rule`: one of RULES, which is what overrides it; it is the setting in `source`, too."""
 
     rule: Rule
-    setting: str
     reason: str
     source: str
 
 
 def exceeded(new: Hit, fleet: Fleet, limits: Blast, override: Collection[str] = ()) -> Exceeded | None:
     """The first rule, not overridden, that this fault would break."""
-    checks: dict[Rule, Callable[[Hit, Fleet, Blast], tuple[str, str] | None]] = {
+    checks: dict[Rule, Callable[[Hit, Fleet, Blast], str]] = {
         "faults": _faults,
-        "nodes": _nodes,
-        "replicas": _replicas,
-        "same-replica": _same_replica,
+        "nodes_percent": _nodes,
+        "replicas_percent": _replicas,
+        "same_replica": _same_replica,
     }
     for rule, check in checks.items():
-        if rule not in override and (found := check(new, fleet, limits)):
-            return Exceeded(rule, found[0], found[1], limits.source)
+        if rule not in override and (reason := check(new, fleet, limits)):
+            return Exceeded(rule, reason, limits.source)
     return None
 
 
-def _faults(new: Hit, fleet: Fleet, limits: Blast) -> tuple[str, str] | None:
+def _faults(new: Hit, fleet: Fleet, limits: Blast) -> str:
     others = [hit for hit in fleet.hits if hit.id != new.id]
     if len(others) < limits.faults:
-        return None
+        return ""
     some = ", ".join(f"{hit.id} on {hit.node}" for hit in others[:4]) + (" ..." if len(others) > 4 else "")
-    return "faults", f"{len(others)} faults are in force ({some}), and {limits.faults} may be at once"
+    return f"{len(others)} faults are in force ({some}), and {limits.faults} may be at once"
 
 
-def _nodes(new: Hit, fleet: Fleet, limits: Blast) -> tuple[str, str] | None:
+def _nodes(new: Hit, fleet: Fleet, limits: Blast) -> str:
     hit = {one.node for one in fleet.hits} | set(fleet.silent)
     if not fleet.nodes or new.node in hit or not hit:
-        return None
+        return ""
     may = _share(limits.nodes_percent, fleet.nodes)
     if len(hit) < may:
-        return None
+        return ""
     silent = f" (no answer from {_some(fleet.silent)})" if fleet.silent else ""
     reason = f"{_some(hit)} of {fleet.nodes} nodes are hit already{silent}"
-    return "nodes_percent", f"{reason}, and {limits.nodes_percent:g} % ({may}) may be at once"
+    return f"{reason}, and {limits.nodes_percent:g} % ({may}) may be at once"
 
 
-def _replicas(new: Hit, fleet: Fleet, limits: Blast) -> tuple[str, str] | None:
+def _replicas(new: Hit, fleet: Fleet, limits: Blast) -> str:
     hit = {replica for one in fleet.hits for replica in one.replicas} | set(fleet.out)
     if not fleet.replicas or set(new.replicas) <= hit:
-        return None
+        return ""
     may = _share(limits.replicas_percent, fleet.replicas)
     if len(hit | set(new.replicas)) <= may:
-        return None
+        return ""
     already = f"; {_some(hit)} hit already, or not contributing" if hit else ""
     reason = f"it would hit {_some(new.replicas)} of {fleet.replicas} replicas{already}"
-    return "replicas_percent", f"{reason}, and {limits.replicas_percent:g} % ({may}) may be at once"
+    return f"{reason}, and {limits.replicas_percent:g} % ({may}) may be at once"
 
 
-def _same_replica(new: Hit, fleet: Fleet, limits: Blast) -> tuple[str, str] | None:
+def _same_replica(new: Hit, fleet: Fleet, limits: Blast) -> str:
     hit = {replica for one in fleet.hits for replica in one.replicas} | set(fleet.out)
     more = [replica for replica in new.replicas if replica not in hit]
     if not limits.same_replica or not hit or not more:
-        return None
+        return ""
     why = next((f"fault {one.id}, {one.kind}" for one in fleet.hits if one.replicas), "not contributing")
-    return "same_replica", f"it would hit {_some(more)}, and {_some(hit)} already is hit ({why}): one replica at a time"
+    return f"it would hit {_some(more)}, and {_some(hit)} already is hit ({why}): one replica at a time"
 
 
 def _share(percent: float, count: int) -> int:

@@ -94,6 +94,9 @@ class BlastView(Answer):
     same_replica: bool
     source: str = ""
 
+    def limits(self) -> Blast:
+        return Blast(self.faults, self.nodes_percent, self.replicas_percent, self.same_replica, self.source)
+
 
 class HitSaid(Request):
     """A fault that is in force, or is just asked for, on another node."""
@@ -102,6 +105,9 @@ class HitSaid(Request):
     kind: str = Field(default="", max_length=64)
     node: str = Field(max_length=64)
     replicas: list[str] = Field(default_factory=list, max_length=256)
+
+    def hit(self) -> Hit:
+        return Hit(self.id, self.kind, self.node, tuple(self.replicas))
 
 
 class FleetSaid(Request):
@@ -112,5 +118,4 @@ class FleetSaid(Request):
     hits: list[HitSaid] = Field(default_factory=list, max_length=4096)
 
     def fleet(self) -> Fleet:
-        hits = tuple(Hit(one.id, one.kind, one.node, tuple(one.replicas)) for one in self.hits)
-        return Fleet(nodes=self.nodes, silent=tuple(self.silent), hits=hits)
+        return Fleet(nodes=self.nodes, silent=tuple(self.silent), hits=tuple(one.hit() for one in self.hits))

@@ -172,9 +172,9 @@ def cut_off(wish: Wish, facts: Facts, limits: Limits) -> str:
 
 
 def reachable(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
-    if "cut-off" in wish.override or not (why := cut_off(wish, facts, limits)):
+    if "cut_off" in wish.override or not (why := cut_off(wish, facts, limits)):
         return None
-    hint = f"--override cut-off --reason TEXT: it is then taken back after {CUT_OFF_S:g} s without its controller"
+    hint = f"--override cut_off --reason TEXT: it is then taken back after {CUT_OFF_S:g} s without its controller"
     return Refusal("refused", f"{why}: nobody could take the fault back from afar", hint)
 
 
@@ -237,7 +237,7 @@ def blast_radius(wish: Wish, facts: Facts, limits: Limits) -> Refusal | None:
     )
     for rules in (limits.blast, wish.blast):
         if found := exceeded(new, fleet, rules, wish.override):
-            reason = f"{found.reason} (blast_radius: {found.setting} in {found.source})"
+            reason = f"{found.reason} (blast_radius: {found.rule} in {found.source})"
             return Refusal("refused", reason, f"--override {found.rule} --reason TEXT overrides this")
     return None
 

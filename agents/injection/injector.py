@@ -224,8 +224,10 @@ class Injector:
         if result is None:
             # Removed on disk: a full disk kept its last record from being written, or a person removed it.
             detail = "reverted; its record is gone"
-            wall_s = self._machine.clock.wall_s()
-            result = msgspec.structs.replace(entry, state=FaultState.REVERTED, detail=detail, reverted=wall_s)
+            clock = self._machine.clock
+            result = msgspec.structs.replace(
+                entry, state=FaultState.REVERTED, detail=detail, reverted=clock.wall_s(), over_boot_s=clock.boot_s()
+            )
         self.book.keep(result)
         if result.state is FaultState.STUCK and entry.state is not FaultState.STUCK:
             self._emit("fault.stuck", str(result.target), f"{result.id} {result.kind}: {result.detail}")
@@ -358,6 +360,7 @@ class Injector:
             entry,
             state=after(entry.state, Move.DONE if fault.irreversible else Move.INJECTED),
             reverted=self._machine.clock.wall_s() if fault.irreversible else None,
+            over_boot_s=self._machine.clock.boot_s() if fault.irreversible else None,
             detail=detail,
             undo=msgspec.Raw(msgspec.json.encode(undo)),
         )

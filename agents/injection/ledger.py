@@ -60,7 +60,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     state: FaultState
     detail: str = ""
     attempts: int = 0  # of the revert under way
-    reverted: float | None = None  # unix seconds
+    reverted: float | None = None  # unix seconds, for people
+    over_boot_s: float | None = None  # when it was reverted, or done if nothing can take it back
     irreversible: bool = False
     warning: str = ""  # where it may not hit what a user expects
     undo: msgspec.Raw

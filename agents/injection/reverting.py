@@ -75,6 +75,7 @@ class Reverter:
                 state=after(entry.state, Move.UNDONE),
                 detail=f"reverted: {why}; {sentence}",
                 reverted=self._machine.clock.wall_s(),
+                over_boot_s=self._machine.clock.boot_s(),
             )
         elif last:
             entry = msgspec.structs.replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -21,6 +21,7 @@ from ftctl.playbook.moments import LATE_S
 from ftctl.playbook.rules import Rules, rules_of
 from ftctl.playbook.schema import Playbook
 from ftctl.playbook.selecting import Aim, pick_replica
+from ftctl.playbook.together import Asked, conflict
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class _Cluster:
     snapshot: Snapshot
     rng: Random
     rules: Rules
+    beside: list[Asked] = field(default_factory=list)  # of the parallel group that is looked at: what it would make
 
 
 async def plan(playbook: Playbook, agents: Agents, *, seed: int, environment: str, file: str) -> list[Line]:
@@ -52,10 +54,9 @@ async def plan(playbook: Playbook, agents: Agents, *, seed: int, environment: st
         why = f"refused: this cluster's environment is {environment or 'not named'}"
         lines.append(Line("environment", ", ".join(playbook.environments), "", why, ExitCode.REFUSED))
     lines += [await _probe(probe, snapshot, agents) for probe in playbook.steady_state]
-    for action in playbook.method:
-        lines += await _action("method", action, cluster)
-    for action in playbook.cleanup:
-        lines += await _action("clean-up", action, cluster)
+    for phase, actions in (("method", playbook.method), ("clean-up", playbook.cleanup)):
+        for action in actions:
+            lines += await _action(phase, action, replace(cluster, beside=[]))
     lines.append(Line("clean-up", "revert every fault of this run", "", "always"))
     return lines
 
@@ -77,10 +78,11 @@ async def _action(phase: str, action: Any, cluster: _Cluster) -> list[Line]:
         if left < -LATE_S:
             return [Line(phase, sentence(action), "", f"would not be done: {at.time} is over", ExitCode.FAILED)]
     if isinstance(action, s.Parallel):
-        return [line for inner in action.parallel for line in await _action(phase, inner, cluster)]
+        group = replace(cluster, beside=[])
+        return [line for inner in action.parallel for line in await _action(phase, inner, group)]
     if isinstance(action, s.Storm):
         first = Line(phase, sentence(action), "", "each of the mix, as it would be now:")
-        return [first, *[await _fault(phase, fault, cluster) for fault in action.storm.mix]]
+        return [first, *[await _fault(phase, fault, replace(cluster, beside=[])) for fault in action.storm.mix]]
     if isinstance(action, s.Fault):
         return [await _fault(phase, action, cluster)]
     for verb in ("drain", "evict", "rejoin"):
@@ -100,10 +102,15 @@ async def _fault(phase: str, fault: s.Fault, cluster: _Cluster) -> Line:
         request = await request_for(agents, fault, aim, "plan", cluster.rules, dry_run=True)
         views = {one.name: one.view for one in cluster.snapshot.nodes}
         if fleet.knows_limits(views.get(aim.node)):
-            request = request.model_copy(update={"fleet": fleet.said(views)})
+            hits = [hit for other in cluster.beside if (hit := other.hit(views))]
+            request = request.model_copy(update={"fleet": fleet.said(views, hits)})
         outcome = await injection.inject(agents, {aim.node: request})
         if error := outcome.errors.get(aim.node):
             raise error
+        asked = Asked(request, aim.node)
+        if cluster.beside and (why := conflict(asked, cluster.beside, views, cluster.snapshot.job)):
+            raise CliError(str(asked), f"at the same time: {why.reason}", why.hint, ExitCode.REFUSED)
+        cluster.beside.append(asked)
     except CliError as error:
         return Line(phase, what, str(aim), str(error), error.code)
     view = outcome.faults[aim.node]

@@ -75,12 +75,12 @@ def test_no_more_is_hit_than_the_limits_say(cluster: Cluster, data: st.DataObjec
             and len(more_nodes) > 1
             and len(more_nodes) / len(cluster.hosts) * 100 > limits.nodes_percent
         ):
-            broken.add("nodes")
+            broken.add("nodes_percent")
         share = len(more_replicas) / max(1, len(cluster.replicas)) * 100
         if more_replicas != replicas and len(more_replicas) > 1 and share > limits.replicas_percent:
-            broken.add("replicas")
+            broken.add("replicas_percent")
         if limits.same_replica and replicas and more_replicas != replicas:
-            broken.add("same-replica")
+            broken.add("same_replica")
         assert (found.rule if found else None) == next((rule for rule in RULES if rule in broken), None), (hit, found)
         assert exceeded(hit, cluster.fleet(), limits, override=broken) is None
         assert exceeded(hit, cluster.fleet(), NO_LIMITS) is None
@@ -107,11 +107,11 @@ def test_the_defaults_let_one_replica_be_hit_and_say_what_overrides_that() -> No
     hung = replace(calm, open=(OpenFault("f-1", "proc-hang", "", 20.0, "r1"),))
     assert refusal("proc-slow", hung, replica="r2") == (
         "it would hit r2, and r1 already is hit (fault f-1, proc-hang): one replica at a time (blast_radius:"
-        " same_replica in agent.yaml); --override same-replica --reason TEXT overrides this"
+        " same_replica in agent.yaml); --override same_replica --reason TEXT overrides this"
     )
-    assert refusal("proc-slow", hung, replica="r2", override=("same-replica",)) == ""
+    assert refusal("proc-slow", hung, replica="r2", override=("same_replica",)) == ""
     gone = replace(calm, job=replace(JOB, contributing=("r1", "r2"), out=("r0", "r3")))
-    out = refusal("proc-hang", gone, replica="r1", override=("replicas",))
+    out = refusal("proc-hang", gone, replica="r1", override=("replicas_percent",))
     assert "it would hit r1, and r0, r3 already is hit (not contributing)" in out
     assert "it would hit r1 of 4 replicas; r0, r3 hit already" in refusal("proc-hang", gone, replica="r1")
     assert refusal("proc-slow", replace(gone, replicas=("r0",)), replica="r0") == "", "it is out already"
@@ -127,7 +127,7 @@ def test_a_playbook_can_only_narrow() -> None:
     assert "agent.yaml" in refusal("proc-slow", two, replica="r2", blast=wide.limits())
     narrow = BlastSaid(source="book.yaml", faults=1).limits()
     assert (narrow.faults, narrow.same_replica, narrow.nodes_percent) == (1, False, 100.0)
-    assert "faults in book.yaml" in refusal("mem-hog", two, blast=narrow, override=("same-replica",))
+    assert "faults in book.yaml" in refusal("mem-hog", two, blast=narrow, override=("same_replica",))
     assert not asks_the_job(CATALOG["link-loss"], Injection("link-loss", "ann", 1.0), replace(LIMITS, blast=NO_LIMITS))
     assert asks_the_job(CATALOG["link-loss"], Injection("link-loss", "ann", 1.0), LIMITS)
 
@@ -142,12 +142,16 @@ def test_an_agent_counts_what_it_is_told_and_writes_an_override_down() -> None:
         assert refused["code"] == "refused"
         assert refused["reason"].startswith("node2, node3 of 4 nodes are hit already, and 50 % (2) may be at once")
         assert str(agent.config) in refused["reason"]
-        bare = agent.post("/v1/faults", {**wish, "override": ["nodes"]})
+        bare = agent.post("/v1/faults", {**wish, "override": ["nodes_percent"]})
         assert (bare.status_code, bare.json()["reason"]) == (422, "a reason is required")
         assert agent.post("/v1/faults", {**wish, "override": ["gravity"], "reason": "x"}).status_code == 422
-        made = agent.inject(**wish, override=["nodes"], reason="two spines at once", duration_s=30.0)
+        made = agent.inject(**wish, override=["nodes_percent"], reason="two spines at once", duration_s=30.0)
         last = agent.get("/v1/audit").json()["records"][-1]
-        assert (last["why"], last["result"], last["asks"]["override"]) == ("two spines at once", "ok", '["nodes"]')
+        assert (last["why"], last["result"], last["asks"]["override"]) == (
+            "two spines at once",
+            "ok",
+            '["nodes_percent"]',
+        )
         crowd = [{"id": f"g-{i}", "kind": "link-loss", "node": "node2"} for i in range(7)]
         many = {"kind": "mem-hog", "params": {"mb": 1, "leave_mb": 64}, "fleet": {"nodes": 2, "hits": crowd}}
         assert "8 faults are in force" in agent.post("/v1/faults", many).json()["reason"]

@@ -102,8 +102,10 @@ class Node:
                 raise ApiProblem("coordinator", "coordinator", "nobody listens there")
             return self.job
 
-        limits, times = BreakerSettings(**settings), (lambda: self.clock.boot, lambda: self.clock.wall)
-        return BreakerWatch("node1", limits, self.injector, self.halt, ask, self.audit, *times)
+        limits = BreakerSettings(**settings)
+        return BreakerWatch(
+            "node1", limits, self.injector, self.halt, ask, self.audit, self.clock, lambda: self.clock.boot
+        )
 
     def down(self) -> str:
         return self.injector.inject(Injection("link-down", "ann", 300.0, nic="rail0")).id
@@ -180,3 +182,26 @@ def test_a_fault_that_is_over_is_answered_for_only_a_while(node: Node) -> None:
     assert not node.later(watch, 70)
     node.job = job(0)
     assert not node.later(watch, 30), "a real failure, and no fault of ours near it"
+
+
+@pytest.mark.parametrize("step_s", [-7200.0, 0.0, 7200.0])
+def test_a_date_that_is_set_neither_opens_nor_closes_it(node: Node, step_s: float) -> None:
+    """An hour after one fault and just after another, also to an agent that was started since."""
+    old = node.down()
+    node.injector.revert(old, "by ann")
+    node.clock.boot += 3600
+    node.clock.wall += 3600 + step_s
+    node.job = job(1)
+    assert not node.later(node.watch(), 30), "what is low has nothing to do with a fault of an hour ago"
+    assert node.asked == 0
+    new = node.down()
+    node.injector.revert(new, "by ann")
+    node.clock.wall += step_s
+    assert node.later(node.watch(), 8), "what follows from a fault that is just over may be its doing"
+
+
+def test_faults_of_before_a_reboot_are_nobodys_doing(node: Node) -> None:
+    node.injector.revert(node.down(), "by ann")
+    node.clock.boot, node.clock.id = 5.0, "another"
+    node.job = job(1)
+    assert not node.later(node.watch(), 30)

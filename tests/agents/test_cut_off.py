@@ -43,7 +43,7 @@ def wish(kind: str = "link-down", nic: str = "rail0", **more: Any) -> Injection:
         ("10.0.0.1", wish(nic="rail1"), ""),
         ("10.0.0.1", wish(kind="node-down", nic=""), "rail0 has 10.0.0.1"),
         ("10.0.0.1", wish(kind="link-loss", params={"percent": 5.0}), ""),  # it stays reachable
-        ("10.0.0.1", wish(via="10.0.0.1", override=("cut-off",), reason="drill"), ""),
+        ("10.0.0.1", wish(via="10.0.0.1", override=("cut_off",), reason="drill"), ""),
         ("0.0.0.0", wish(), ""),  # over a Unix socket: whoever asks is on the node
         ("0.0.0.0", wish(via="10.0.0.1"), "rail0 has 10.0.0.1"),
         ("0.0.0.0", wish(via="10.9.9.1"), ""),
@@ -70,7 +70,7 @@ def test_which_faults_cut_the_agent_off(
         made.inject(asked)
     assert words in caught.value.reason
     assert caught.value.code == "refused"
-    assert "--override cut-off" in caught.value.hint
+    assert "--override cut_off" in caught.value.hint
 
 
 def test_with_an_override_it_goes_when_nobody_was_heard(
@@ -79,7 +79,7 @@ def test_with_an_override_it_goes_when_nobody_was_heard(
     links.addrs[2] = [address("10.0.0.1/24")]
     made = injector(machine, ledger_directory, "10.0.0.1")
     deadlines = Deadlines(made, lambda *e: None, "node1")
-    asked = {"nic": "rail0", "override": ("cut-off",), "reason": "drill"}
+    asked = {"nic": "rail0", "override": ("cut_off",), "reason": "drill"}
     fault = made.inject(Injection("link-down", "ann", 300.0, **asked))  # type: ignore[arg-type]
     assert fault.dead_man_s == CUT_OFF_S
     clock.boot += CUT_OFF_S - 1
@@ -116,7 +116,7 @@ def test_an_agent_that_is_reached_over_a_rail(tmp_path: Path) -> None:
                     assert refused.status_code == 409, refused.text
                     assert "rail0 has 10.77.0.1, at which this agent is reached" in refused.json()["reason"]
                     assert client.post("/v1/faults", json={**down, "nic": "rail1"}).status_code == 200
-                    lifted = {**down, "override": ["cut-off"], "reason": "drill"}
+                    lifted = {**down, "override": ["cut_off"], "reason": "drill"}
                     assert client.post("/v1/faults", json=lifted).status_code == 200
                     peers = {"kind": "partition", "params": {"peers": "10.77.0.200"}, "dry_run": True}
                     assert client.post("/v1/faults", json=peers).status_code == 200

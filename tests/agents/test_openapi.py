@@ -61,8 +61,8 @@ def _value(param: Param) -> st.SearchStrategy[Any]:
 
 HIT = {"id": "f-1", "node": "n2", "replicas": ["r2"]}
 SAFETY: list[dict[str, Any]] = [
-    {"override": ["nodes", "nodes"], "reason": "drill"},
-    {"override": ["cut-off"]},
+    {"override": ["nodes_percent", "nodes_percent"], "reason": "drill"},
+    {"override": ["cut_off"]},
     {"override": ["gravity"], "reason": "drill"},
     {"protect": {"source": "b.yaml", "nics": ["rail1"], "replicas": ["r*"]}},
     {"protect": {"nics": ["a b"]}},

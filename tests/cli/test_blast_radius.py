@@ -48,17 +48,24 @@ def test_an_agent_hears_of_the_others_and_an_older_one_of_nothing(ftctl: Run, cl
 
 
 def test_an_override_needs_a_name_and_a_reason(ftctl: Run, cluster: FakeCluster) -> None:
-    assert "did you mean same-replica?" in ftctl(*DOWN, "node0", "--override", "same-replicas").err
-    bare = ftctl(*DOWN, "node0", "--override", "nodes")
+    for wrong, right in (
+        ("same_replicas", "same_replica"),
+        ("same-replica", "same_replica"),
+        ("nodes", "nodes_percent"),
+    ):
+        assert f"did you mean {right}?" in ftctl(*DOWN, "node0", "--override", wrong).err
+    bare = ftctl(*DOWN, "node0", "--override", "nodes_percent")
     assert (bare.code, "a reason is required" in bare.err) == (2, True)
     lone = ftctl(*DOWN, "node0", "--allow-last-rail")
     assert (lone.code, "--allow-last-rail: a reason is required" in lone.err) == (2, True)
     whole = ftctl("inject", "proc-hang", "--replica", "r0", "--allow-last-replica")
     assert (whole.code, "a reason is required" in whole.err) == (2, True)
     assert cluster["node0"].asked == []
-    assert ftctl(*DOWN, "node0", "--override", "nodes", "--override", "faults", "--reason", "two spines").code == 0
+    assert (
+        ftctl(*DOWN, "node0", "--override", "nodes_percent", "--override", "faults", "--reason", "two spines").code == 0
+    )
     (asked,) = cluster["node0"].asked
-    assert (asked.override, asked.reason) == (["faults", "nodes"], "two spines")
+    assert (asked.override, asked.reason) == (["faults", "nodes_percent"], "two spines")
 
 
 BOOK = """\
@@ -70,7 +77,7 @@ blast_radius: {faults: 2, same_replica: true}
 method:
   - parallel:
       - {inject: proc-hang, target: {replica: r0}}
-      - {inject: proc-hang, target: {replica: r1}, override: [same-replica]}
+      - {inject: proc-hang, target: {replica: r1}, override: [same_replica]}
   - {revert: all}
   - {inject: proc-hang, target: {replica: r2}}
 """
@@ -89,7 +96,7 @@ def test_a_run_tells_of_what_it_has_made_and_not_of_what_is_over(
     (one,), (other,), (third,) = (cluster[name].asked for name in ("node0", "node1", "node2"))
     assert one.blast is not None
     assert (one.blast.faults, one.blast.nodes_percent, one.blast.source) == (2, None, str(path))
-    assert other.override == ["same-replica"]
+    assert other.override == ["same_replica"]
     assert one.fleet is not None
     assert other.fleet is not None
     assert third.fleet is not None
@@ -118,3 +125,67 @@ def test_limits_that_are_none_are_refused_with_their_line(bare: Run, folder: Pat
     assert words in result.err
     path.write_text(BOOK)
     assert load(path).playbook.blast_radius.same_replica is True
+
+
+TOGETHER = """\
+version: 1
+name: together
+environments: [staging]
+steady_state: [{expect: replicas.contributing == 3}]
+method:
+  - parallel:
+      - {inject: %s, duration: 20s, %s}
+      - {inject: %s, duration: 20s, %s}
+"""
+HANG, DOWN_0, DOWN_1 = "proc-hang", "target: {node: node1, nic: rail0}", "target: {node: node1, nic: rail1}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (
+            (HANG, "target: {replica: r0}"),
+            (HANG, "target: {replica: r1}, override: [replicas_percent]"),
+            "it would hit r1, and r0 already is hit",
+        ),
+        (
+            (HANG, "target: {replica: r0}"),
+            (HANG, "target: {replica: r1}, override: [same_replica]"),
+            "it would hit r1 of 3 replicas; r0 hit already, or not contributing",
+        ),
+        (
+            (HANG, "target: {replica: r0}"),
+            (HANG, "target: {replica: r1}, override: [same_replica, replicas_percent]"),
+            "without r0, r1 only r2 would contribute",
+        ),
+        (
+            (HANG, "target: {replica: r0}"),
+            (HANG, "target: {replica: r1}, override: [same_replica, replicas_percent], allow_last_replica: true"),
+            "",
+        ),
+        (
+            ("link-loss", f"{DOWN_0}, with: {{percent: 1}}"),
+            ("link-down", DOWN_0),
+            "link-loss on node1/rail0 would be",
+        ),
+        (("link-down", DOWN_0), ("link-down", DOWN_1), "rail1 would be the last healthy rail of node1"),
+        (("link-down", DOWN_0), ("link-down", f"{DOWN_1}, allow_last_rail: true"), ""),
+    ],
+)
+def test_a_plan_judges_a_parallel_group_together(
+    ftctl: Run, cluster: FakeCluster, folder: Path, first: tuple[str, str], second: tuple[str, str], said: str
+) -> None:
+    """One by one, each of them would do."""
+    cluster.inventory.write_text(cluster.inventory.read_text() + "environment: staging\n")
+    assert cluster.job is not None
+    cluster.job.min_replicas = 2
+    for agent in cluster.agents.values():
+        agent.blast = LIMITS.model_copy(update={"nodes_percent": 100.0})
+    path = folder / "together.yaml"
+    path.write_text(TOGETHER % (*first, *second))
+    result = ftctl("chaos", "plan", str(path))
+    assert result.code == (7 if said else 0), result.out
+    assert (f"at the same time: {said}" if said else "undo") in result.out, result.out
+    path.write_text((TOGETHER % (*first, *second)).replace("  - parallel:\n", "").replace("      - {", "  - {"))
+    assert ftctl("chaos", "plan", str(path)).code == 0, "one after the other"
+    assert not any(agent.faults for agent in cluster.agents.values())

@@ -37,7 +37,6 @@ DATES = {
     "agents/daemon.py": "when an Xid was injected into the agent, for people",
     "agents/http/audited.py": "when a request came, for people",
     "agents/monitors/poller.py": "when counters were read, beside the monotonic time; they outlive a reboot",
-    "agents/breaker.py": "was a fault reverted within the last seconds; a jump then costs one look",
     "agents/helper/audit.py": "when a request came, for people",
     "agents/http/metrics.py": "how old a checkpoint is, by the date in its manifest",
     "agents/halt.py": "since when faults are halted, for people",

@@ -64,7 +64,9 @@ class Node:
 
     def inject(self, *words: str) -> str:
         """The fault's id."""
-        said = self.ftctl("inject", *words, "--override", "nodes", "--reason", "a test of the units", "-o", "json")
+        said = self.ftctl(
+            "inject", *words, "--override", "nodes_percent", "--reason", "a test of the units", "-o", "json"
+        )
         (fault,) = json.loads(said)["faults"]
         assert fault["state"] == "active", fault
         return str(fault["id"])
