@@ -101,7 +101,7 @@ class ReplicaActions:
             elif verb == "rejoin":
                 self._supervisor.rejoin(replica, because)
             elif verb == "stop":
-                self._supervisor.stop_replica(replica)
+                self._supervisor.stop_replica(replica, reason, because)
             else:
                 self._supervisor.restart_replica(replica, reason, because)
         except SupervisionError as error:

@@ -11,6 +11,14 @@ from agents.health.xidtable import read as read_xids
 from agents.policy.engine import Finding, Fleet, Past, decide
 
 PAGE = Path(__file__).with_name("POLICIES.md")
+STANDING = [
+    "\n## What stands when a mode is set\n",
+    "`ftctl policy set-mode` decides anew about everything that is wrong at that moment, with all limits, and tells it",
+    "(`policy.decided`). What follows from a condition (`drain`, `promote`, `evict`, their cordon, and `rejoin`) is done then,",
+    "since it is as needed as before. A `restart`, and the hook of its rule, answers something that happened (an Xid 31:",
+    "the process that it hit has long ended, or trains on): it is not made up for, whatever the mode was when it happened,",
+    'and is told as "not done: it was decided about when it happened". Who wants it all the same says `ftctl evict replica`.',
+]
 
 
 def page() -> str:
@@ -32,6 +40,7 @@ def page() -> str:
         did = r.action + (" and cordon" if r.cordon else "") + (f", run {r.hook[0]}" if r.hook else "")
         cells = [r.name, r.kind, ", ".join(r.codes), ", ".join(r.health), ", ".join(r.suggests)]
         lines.append("| " + " | ".join([*(cell or "any" for cell in cells), times, did]) + " |")
+    lines += STANDING
     return "\n".join([*lines, *_xids(policy)]) + "\n"
 
 

@@ -200,7 +200,8 @@ class PolicyRunner:
         decision = decide(self._policy, self.mode, finding, past, fleet, now=now)
         key = (verdict.object, verdict.code)
         heard = again and before is None and key not in self._waiting
-        if heard and decision.action == "restart" and self._was_decided(verdict):  # it happened, and is over
+        over = heard and decision.action == "restart" and self._was_decided(verdict)
+        if over:
             reason = f"{decision.reason}; not done: it was decided about when it happened"
             decision = replace(decision, perform=False, reason=reason)
         if not again:
@@ -212,7 +213,7 @@ class PolicyRunner:
         if before is None or decision.reason != before.text:
             self._teller.tell("policy.decided", verdict, decision.reason, decision.action)
         failed = self._carry_out(decision, rule, whom, fleet, verdict) if decision.perform else ""
-        if rule is not None and rule.hook and self.mode == "act" and before is None and not decision.held:
+        if rule is not None and rule.hook and self.mode == "act" and before is None and not decision.held and not over:
             self._hook(rule, verdict, decision)
         self._recommend(decision, verdict, whom)
         if not decision.held and not failed:

@@ -46,8 +46,6 @@ _CLOSE_SLACK_S = 10.0  # beyond the grace, for SIGKILL and the exit statuses
 _AFTER_ERROR_S = 0.5
 MASTER_PORT = 29500  # torchrun's default; the second replica of a node gets the next one
 
-BY_AN_OPERATOR = "stopped by an operator"
-
 
 @dataclass
 class _Wish:
@@ -142,8 +140,8 @@ class Supervisor:
         """Start it, also if it failed, finished or was drained; nothing if it runs. Raises UnknownReplica."""
         self._wish(name, lambda unit: unit.start())
 
-    def stop_replica(self, name: str, reason: str = BY_AN_OPERATOR, because: Because = NOTHING) -> None:
-        """Stop it and keep it stopped, over agent restarts too. Raises UnknownReplica."""
+    def stop_replica(self, name: str, reason: str = "stopped", because: Because = NOTHING) -> None:
+        """Stop it and keep it stopped, over agent restarts too. `reason`: why, and by whom. Raises UnknownReplica."""
         self._wish(name, lambda unit: unit.stop(boot_s(), reason), because)
 
     def restart_replica(self, name: str, reason: str, because: Because = NOTHING) -> None:

@@ -103,7 +103,7 @@ class Unit:
         elif self.phase is Phase.STARTING:
             self._intent = Intent.NONE
         elif self.phase in (Phase.STOPPING, Phase.ENDING):
-            self._intent, self._why = Intent.RESTART, self._why or "started by an operator"
+            self._intent, self._why = Intent.RESTART, self._why or "asked to start again"
 
     def rejoin(self) -> None:
         """Start it. A drained process takes seconds to be gone; a rejoin in that time is for the next life."""

@@ -438,3 +438,18 @@ def test_a_mode_that_is_set_restarts_nothing_for_what_happened_before(
     node.desk.tick()
     node.desk.occur(replace(XID31, object="gpu 1"))
     assert node.hands.done == [*done, ("restart", "r0")], "the next one is another matter"
+
+
+def test_the_hook_of_a_restart_that_is_not_made_up_for_is_not_called(tmp_path: Path, clock: FakeClock) -> None:
+    script = f"echo called >>{tmp_path}/said"
+    rules = f"version: 1\nrules:\n- {{name: r, suggests: [restart], action: restart, hook: [/bin/sh, -c, '{script}']}}"
+    node = Node(tmp_path / "policy.json", clock, parse(rules), "act")
+    node.desk.occur(XID31)
+    until(lambda: len(node.told("acted")) == 2, "the restart and the hook", 60)
+    for mode in ("observe", "act"):
+        assert node.runner.set_mode(mode, "ann", "trust it")
+        while not node.runner._heard.empty():
+            node.runner.handle(*node.runner._heard.get_nowait())
+    node.runner.close()
+    assert node.hands.done == [("restart", "r0")]
+    assert (tmp_path / "said").read_text() == "called\n"

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from agents.because import Because
+from agents.job import JobRelay
 from agents.recovery.child import Output
 from agents.recovery.errors import SupervisionUnavailable, UnknownReplica
 from agents.recovery.supervisor import Supervisor
+from agents.replicas import ReplicaActions
 from agents.settings import SettingsProblem, Supervised
 from ftar_core.wire.exits import RankExit
 
@@ -166,7 +168,9 @@ def test_stop_start_and_restart(node: Node) -> None:
     assert "new data" in node.said("replica.stopping")[0]
     assert node.because == {"i-1": ["replica.stopping", "replica.exited", "replica.started"]}
     wait_for(lambda: node.log("r1").count("listening") == 2)
-    supervisor.stop_replica("r1")
+    ReplicaActions(JobRelay(None), supervisor, 5.0).supervise("stop", "r1", "bad optic (by ann)")
+    wait_for(lambda: len(node.said("replica.stopping", "r1")) == 2)
+    assert "bad optic (by ann): SIGTERM sent" in node.said("replica.stopping", "r1")[1]
     stopped = node.until("r1", "stopped")
     assert stopped.exit_code == 0
     assert "stopped as asked" in stopped.reason
