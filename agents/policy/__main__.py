@@ -14,10 +14,10 @@ PAGE = Path(__file__).with_name("POLICIES.md")
 STANDING = [
     "\n## What stands when a mode is set\n",
     "`ftctl policy set-mode` decides anew about everything that is wrong at that moment, with all limits, and tells it",
-    "(`policy.decided`). What follows from a condition (`drain`, `promote`, `evict`, their cordon, and `rejoin`) is done then,",
-    "since it is as needed as before. A `restart`, and the hook of its rule, answers something that happened (an Xid 31:",
-    "the process that it hit has long ended, or trains on): it is not made up for, whatever the mode was when it happened,",
-    'and is told as "not done: it was decided about when it happened". Who wants it all the same says `ftctl evict replica`.',
+    "(`policy.decided`). What follows from a condition (`drain`, `promote`, `evict`, cordon, `rejoin`) is done then,",
+    "since it is as needed as before. A `restart`, and the hook of its rule, answers something that happened (Xid 31:",
+    "the process that it hit has long ended, or trains on): it is not made up for, whatever the mode was then,",
+    'and is told as "not done: it was decided about when it happened". Who wants it says `ftctl evict replica`.',
 ]
 
 

@@ -180,8 +180,8 @@ def _overrides(wish: Wish) -> None:
 
     for rule in wish.override:
         if rule not in OVERRIDES:
-            near = [one for one in OVERRIDES if one.startswith(rule.replace("-", "_"))]
-            near = near or difflib.get_close_matches(rule.replace("-", "_"), OVERRIDES, n=1)
+            name = rule.replace("-", "_")
+            near = [one for one in OVERRIDES if one.startswith(name)] or difflib.get_close_matches(name, OVERRIDES, n=1)
             meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(OVERRIDES)}"
             raise UsageProblem(f"--override {rule}", f"there is no such rule ({meant})")
     lifted = {

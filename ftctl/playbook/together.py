@@ -77,9 +77,9 @@ def _blast(new: Asked, others: Sequence[Asked], views: Views, job: JobState | No
     limits = [view.blast.limits()] + ([] if new.request.blast is None else [new.request.blast.limits()])
     whole = replace(known, replicas=wanted, out=out)
     for rules in limits:
-        if found := exceeded(hit.hit(), whole, rules, new.request.override or ()):
-            reason = f"{found.reason} (blast_radius: {found.rule} in {found.source})"
-            return Conflict(reason, f"--override {found.rule} --reason TEXT overrides this")
+        if broken := exceeded(hit.hit(), whole, rules, new.request.override or ()):
+            reason = f"{broken.reason} (blast_radius: {broken.rule} in {broken.source})"
+            return Conflict(reason, f"--override {broken.rule} --reason TEXT overrides this")
     return None
 
 
