@@ -1,6 +1,8 @@
 """Starts agents for tests without the second that their imports take: a process that has them imported, and forks.
 
-One JSON line a start on stdin; one line with the agent's pid on stdout. It ends at the end of stdin.
+One JSON line a start on stdin; one line with the agent's pid on stdout. It ends at the end of stdin. With the argument
+`--ends` it is also asked how agents have ended: {"ended": pid}, of one that has, is answered with its exit code, as
+subprocess tells it.
 
 What is forked is an agent as `ft-agent` is one: a process in a session of its own, with default signals, in the network
 namespace that it is told, that runs agents.daemon.main.
@@ -9,11 +11,13 @@ namespace that it is told, that runs agents.daemon.main.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
 import sys
 import traceback
+from typing import Any
 
 from agents import daemon
 
@@ -22,16 +26,21 @@ CLONE_NEWNET = 0x40000000
 
 def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
+    if "--ends" not in sys.argv:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
+    gc.freeze()
     for line in sys.stdin:
         wish = json.loads(line)
+        if "ended" in wish:
+            print(os.waitstatus_to_exitcode(os.waitpid(wish["ended"], 0)[1]), flush=True)
+            continue
         pid = os.fork()
         if pid == 0:
             _become(libc, wish)
         print(pid, flush=True)
 
 
-def _become(libc: ctypes.CDLL, wish: dict[str, str]) -> None:
+def _become(libc: ctypes.CDLL, wish: dict[str, Any]) -> None:
     code = 70
     try:
         os.setsid()
@@ -45,7 +54,11 @@ def _become(libc: ctypes.CDLL, wish: dict[str, str]) -> None:
         for number, source in enumerate((null, log, log)):
             os.dup2(source, number)
         os.chdir("/")
-        sys.argv = ["ft-agent", "--config", wish["config"], "--allow-faults", "--stop-replicas"]
+        if "environment" in wish:
+            os.environ.clear()
+            os.environ.update(wish["environment"])
+        arguments = wish.get("arguments", ["--allow-faults", "--stop-replicas"])
+        sys.argv = ["ft-agent", "--config", wish["config"], *arguments]
         daemon.main()
         code = 0
     except SystemExit as end:
@@ -54,3 +67,7 @@ def _become(libc: ctypes.CDLL, wish: dict[str, str]) -> None:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

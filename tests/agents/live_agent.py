@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from forked_agents import ForkedAgent
 from ruamel.yaml import YAML
 
 import agents
@@ -53,27 +54,15 @@ class LiveAgent:
             "watch_links": False,  # other tests have links in this namespace too
             **settings,
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedAgent | None = None
         self._pids: set[int] = set()
 
     def start(self, *arguments: str, wait: bool = True) -> LiveAgent:
         write(self.config, self.settings)
-        python: str = sys.executable
-        as_user: dict[str, Any] = {}
-        if self.user is not None:
-            python, environment = python_of(self.user)
-            as_user = {"user": self.user, "group": self.user, "extra_groups": [], "env": environment}
-            for path in (self.root, *self.root.iterdir()):
-                os.chown(path, self.user, self.user)
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [python, "-m", "agents.daemon", "--config", str(self.config), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                **as_user,
-            )
+        if self.user is None:
+            self.process = ForkedAgent(self.config, arguments, self.log)
+        else:
+            self.process = self._of_user(self.user, arguments)
         self._pids.add(self.process.pid)
         if wait:
             until(self._answers, f"the agent answers; its log: {self.text()}", 240)
@@ -81,6 +70,23 @@ class LiveAgent:
             if watchdog:
                 self._pids.add(watchdog)
         return self
+
+    def _of_user(self, user: int, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        python, environment = python_of(user)
+        for path in (self.root, *self.root.iterdir()):
+            os.chown(path, user, user)
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [python, "-m", "agents.daemon", "--config", str(self.config), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                user=user,
+                group=user,
+                extra_groups=[],
+                env=environment,
+            )
 
     def text(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
