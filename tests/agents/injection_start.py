@@ -66,7 +66,7 @@ class Netlink:
 
     def close(self) -> None:
         os.write(self._end_w, b"x")
-        self._thread.join(5)
+        self._thread.join(60)
         for sock in (self._route, self._nft):
             sock.close()
         os.close(self._end_r)

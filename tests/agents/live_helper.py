@@ -85,12 +85,12 @@ class LiveHelper:
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def stop(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(90)
 
     def close(self) -> None:
         for pid in self.watchdogs():
@@ -99,7 +99,7 @@ class LiveHelper:
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
     def ask(self, request: wire.AnyRequest, uid: int = AGENT_UID, proofs: tuple[int, ...] = ()) -> wire.AnyReply:
         data = as_user(uid, lambda: msgspec.msgpack.encode(ask(self.socket, request, 20.0, proofs)))

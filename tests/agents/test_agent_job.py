@@ -51,7 +51,7 @@ def coordinator() -> Iterator[tuple[int, Path]]:
             yield int(port_file.read_text()), root
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture(scope="module")

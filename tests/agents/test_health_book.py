@@ -154,7 +154,7 @@ def test_neither_objects_nor_codes_grow_without_bound(book: IncidentBook) -> Non
     for number in range(200):
         book.occur(at(0), replace(XID79, code=f"xid.{number}"))
     assert len(book.of(at(0), book.things["gpu", "gpu 3"])) <= MAX_CAUSES + 1
-    for number in range(5000):
+    for number in range(2500):
         book.occur(at(1 + number), replace(XID31, object=f"x{number % 7}", code=f"c{number}"))
         book.tick(at(1 + number))
     assert len(book.history) <= 2048

@@ -7,6 +7,7 @@ leaves the job as it found it: three replicas that contribute.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -26,6 +27,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from agents.api.models import CoordinatorAction
+from ftctl.app import main
 from ftctl.context import World
 from ftctl.lab import analysis, teardown
 from ftctl.lab.journal import read_all
@@ -67,8 +69,12 @@ class User:
         return done.stdout
 
     def sees(self) -> dict[str, Any]:
-        """`ftctl status -o json`, whatever its verdict."""
-        status: dict[str, Any] = json.loads(self.types("status", "-o", "json").stdout)
+        """`ftctl status -o json`, whatever its verdict; in this process, because it is looked at again and again."""
+        environ = {"FTCTL_INVENTORY": str(self.paths.inventory), "FTCTL_TIMEOUT": "60s"}
+        world = World(environ=environ, stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO(), cwd=self.state)
+        main(["status", "-o", "json"], world)
+        assert isinstance(world.stdout, io.StringIO)
+        status: dict[str, Any] = json.loads(world.stdout.getvalue())
         return status
 
     def waits_for_steps(self, count: int) -> None:
