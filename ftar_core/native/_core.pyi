@@ -70,6 +70,27 @@ class LinkStat(TypedDict):
     bytes: int
     hold_left_ms: int
 
+class Device:
+    """Memory that is not the host's (csrc/device.h)."""
+
+    @property
+    def name(self) -> str: ...
+    def failure(self) -> str:
+        """Empty, or the call that failed and the driver's error. For good: nothing is done on this device any more."""
+
+    def check(self, areas: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, bool]]:
+        """(address there, count, dtype, seed) each: the same as `core.check` of a copy. Waits for the device, without
+        the GIL. RuntimeError: the device's."""
+
+def host_device() -> Device:
+    """The CPU as a device, for tests of the control code: everything is done when it is asked for."""
+
+def cuda_device(ordinal: int, library: str = "libcuda.so.1", timeout_ms: int = 60000) -> Device:
+    """A GPU by the CUDA driver, in its primary context (torch's), by the driver's number. RuntimeError: no driver, a
+    function that it lacks, no such device, no memory. A device that does not do within `timeout_ms` what it was asked
+    ends the process with a line that says so, exit code 75 (wire/exits.py): threads that hang in a driver cannot be
+    ended, and memory that a copy may still write to cannot be given back."""
+
 class Engine:
     """One I/O thread, listening sockets on every rail, the rings of the current and of prepared epochs.
 
@@ -102,14 +123,24 @@ class Engine:
         """
 
     def discard(self, epoch: bytes) -> None: ...
-    def submit(self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int) -> None:
+    def use_device(self, device: Device) -> None:
+        """The device on which memory of operations may lie; one for one engine, once (else ValueError). Takes pinned
+        host memory: as many slots of a chunk as fit into 64 MiB, 4 to 128 of them. RuntimeError: the device's."""
+
+    def submit(
+        self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int, on_device: bool = False
+    ) -> None:
         """Sum `count` elements of src over the members into dst (raw addresses, not overlapping).
 
         Both stay alive, and src unchanged, until `reduced`, `failed`, or abort/activate of another epoch has returned.
         dst is the working buffer too: it holds partial sums until `reduced`, and garbage after `failed` or abort.
         Members may submit buckets in different order, but nobody may wait for one bucket before it has submitted
         another that a peer puts first. dtype: see DTYPES. Ignored (no event) if epoch is not active. ValueError:
-        overlapping buffers, an unknown dtype, or the same (step, bucket) twice at a time."""
+        overlapping buffers, an unknown dtype, or the same (step, bucket) twice at a time.
+
+        on_device: both are addresses of the engine's device (ValueError: it has none). src is complete there. When
+        `reduced` comes, so is dst; after `failed`, and when abort or activate have returned, the device does nothing to
+        either any more. Members of a ring may differ in where their memory is: the bits are the same."""
 
     def reduce(
         self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int, timeout_ms: int

@@ -61,7 +61,7 @@ def sources() -> dict[str, str]:
     """Everything that a build reads, with a hash of what is in it."""
     found = [ROOT / "CMakeLists.txt"]
     for top in ("ftar_core/native/csrc", "ftar_core/bench/csrc", "tests/native/fuzz"):
-        found += [p for p in (ROOT / top).rglob("*") if p.suffix in {".cpp", ".h", ".txt", ".map"}]
+        found += [p for p in (ROOT / top).rglob("*") if p.suffix in {".cpp", ".h", ".txt", ".map", ".ptx"}]
     return {str(p.relative_to(ROOT)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(found)}
 
 

@@ -13,7 +13,7 @@ namespace ftar {
 
 namespace {
 
-constexpr size_t kLanes = 64;
+constexpr size_t kLanes = kDigestLanes;
 constexpr size_t kStripe = kLanes * 4;
 constexpr uint32_t kOdd32 = 0x9e3779b1u;
 constexpr uint64_t kOdd1 = 0xd1342543de82ef95ull;
@@ -23,27 +23,6 @@ inline uint64_t finish(uint64_t h) {
   h = (h ^ (h >> 32)) * kOdd2;
   h = (h ^ (h >> 29)) * kOdd1;
   return h ^ (h >> 32);
-}
-
-// All exponent bits of an element of `width` bytes, as often as they go into 8 bytes; 0: nothing to look for.
-struct Exponent {
-  int width;
-  uint64_t bits;
-};
-
-Exponent exponent_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return {8, 0x7ff0000000000000ull};
-    case DType::f32:
-      return {4, 0x7f8000007f800000ull};
-    case DType::bf16:
-      return {2, 0x7f807f807f807f80ull};
-    case DType::f16:
-      return {2, 0x7c007c007c007c00ull};
-    default:
-      return {4, 0};
-  }
 }
 
 // Nonzero if an element of these 8 bytes has all exponent bits set: they are cleared of everything else, so adding the
@@ -129,15 +108,34 @@ Checked over(const void* data, size_t bytes, uint64_t seed, Exponent e) {
     std::memcpy(last, p + whole * kStripe, rest);
     bad |= run(lanes, last, 1, e);
   }
+  return {digest_of_lanes(lanes, bytes, seed), !bad};
+}
+
+}  // namespace
+
+Exponent exponent_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return {8, 0x7ff0000000000000ull};
+    case DType::f32:
+      return {4, 0x7f8000007f800000ull};
+    case DType::bf16:
+      return {2, 0x7f807f807f807f80ull};
+    case DType::f16:
+      return {2, 0x7c007c007c007c00ull};
+    default:
+      return {4, 0};
+  }
+}
+
+uint64_t digest_of_lanes(const uint32_t* lanes, uint64_t bytes, uint64_t seed) {
   uint64_t h = finish(seed ^ bytes);
   for (size_t i = 0; i < kLanes; i += 2) {
     const uint64_t pair = lanes[i] | uint64_t{lanes[i + 1]} << 32;
     h = std::rotl((h ^ pair) * kOdd1, 29) + kOdd2;
   }
-  return {finish(h), !bad};
+  return finish(h);
 }
-
-}  // namespace
 
 uint64_t quick_digest(const void* data, size_t bytes, uint64_t seed) { return over(data, bytes, seed, {4, 0}).digest; }
 

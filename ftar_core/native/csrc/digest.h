@@ -30,6 +30,17 @@ struct Checked {
   bool finite;  // no element is infinite or NaN; integers always are
 };
 
+// What a device that goes through memory by itself needs (cuda/kernels.cu).
+inline constexpr size_t kDigestLanes = 64;
+
+// All exponent bits of an element of `width` bytes, as often as they go into 8 bytes; 0: nothing to look for.
+struct Exponent {
+  int width;
+  uint64_t bits;
+};
+Exponent exponent_of(DType dtype);
+uint64_t digest_of_lanes(const uint32_t* lanes, uint64_t bytes, uint64_t seed);
+
 uint64_t quick_digest(const void* data, size_t bytes, uint64_t seed);
 
 // `quick_digest(data, count * element_bytes(dtype), seed)` and `all_finite(data, count, dtype)`, reading memory once.

@@ -52,6 +52,7 @@ Engine::Engine(const std::string& job, const std::string& token, std::string nam
 Engine::~Engine() {
   if (transport_.forked()) {
     for (auto& [epoch, ring] : rings_) static_cast<void>(ring.release());
+    if (passage_) passage_->abandon();
   }
   close();
   if (event_fd_ >= 0) ::close(event_fd_);
@@ -183,24 +184,41 @@ void Engine::abort() {
 }
 
 bool Engine::submit_locked(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst,
-                           uint64_t count, DType dtype, bool inline_send) {
+                           uint64_t count, DType dtype, bool inline_send, bool on_device) {
   check_epoch(epoch);
   check_open();
+  if (on_device && passage_ == nullptr) throw std::invalid_argument("this engine has no device: use_device comes first");
   if (epoch != active_) return false;
   Ring& ring = *rings_.at(epoch);
   if (const std::string problem = ring.problem(step, bucket, count, dtype); !problem.empty()) {
     throw std::invalid_argument(problem);
   }
   const DefaultFloatMode mode;
-  ring.submit(step, bucket, src, dst, count, dtype, inline_send);
+  ring.submit(step, bucket, src, dst, count, dtype, inline_send, on_device ? passage_.get() : nullptr);
   return true;
 }
 
+void Engine::use_device(std::shared_ptr<Device> device) {
+  const auto lock = locked();
+  check_open();
+  if (passage_) throw std::invalid_argument("this engine has a device already: " + passage_->device().name());
+  const auto chunk = static_cast<size_t>(transport_.options().chunk_bytes);
+  constexpr size_t kLine = 256;  // what a device likes its copies to begin at
+  const size_t slot = (std::max<size_t>(chunk, kSmallBytesOfTwo) + kLine - 1) / kLine * kLine;
+  passage_ = std::make_unique<Passage>(std::move(device), slot);
+  if (const int fd = passage_->device().fd(); fd >= 0) {
+    transport_.on_device(fd, [this] {
+      passage_->device().drain_fd();
+      if (auto it = rings_.find(active_); it != rings_.end()) it->second->device_news();
+    });
+  }
+}
+
 void Engine::submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count,
-                    DType dtype) {
+                    DType dtype, bool on_device) {
   const auto lock = locked();
   if (auto it = rings_.find(active_); carrier_ == nullptr && it != rings_.end()) it->second->take_back();
-  submit_locked(epoch, step, bucket, src, dst, count, dtype, false);
+  submit_locked(epoch, step, bucket, src, dst, count, dtype, false, on_device);
 }
 
 std::vector<LinkStat> Engine::links() {
@@ -234,6 +252,8 @@ void Engine::close() {
     wake_waiters();
   }
   transport_.stop();
+  std::lock_guard lock(transport_.mutex());
+  passage_.reset();  // pinned memory
 }
 
 void Engine::on_proven(Conn& conn) {

@@ -34,7 +34,10 @@ class Engine final : public EventSink {
   void prepare(const std::string& epoch, std::vector<Member> members, int me);
   void activate(const std::string& epoch);
   void discard(const std::string& epoch);
-  void submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype);
+  // The device on which memory of operations may lie; once. Throws std::invalid_argument, DeviceError.
+  void use_device(std::shared_ptr<Device> device);
+  void submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype,
+              bool on_device = false);
   // submit, and wait for its event, which is returned and not queued. Nothing: it did not end within timeout_ms, or a
   // signal came; the operation goes on and its event will be queued. Ignored as submit is: a failed event says so.
   std::optional<Event> reduce(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst,
@@ -50,7 +53,7 @@ class Engine final : public EventSink {
   std::unique_lock<FairMutex> locked();
   void check_open() const;  // with the lock
   bool submit_locked(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count,
-                     DType dtype, bool inline_send);
+                     DType dtype, bool inline_send, bool on_device);
   struct Waiter {
     Waiter(const std::string& epoch, uint64_t step, uint32_t bucket);
     void wake() const;
@@ -79,6 +82,7 @@ class Engine final : public EventSink {
   Waiter* carrier_ = nullptr;     // the one that moves the active ring's bytes; by the transport's lock
   Transport transport_;
   bool polls_carrier_ = false;
+  std::unique_ptr<Passage> passage_;  // to the device
   std::map<std::string, std::unique_ptr<Ring>> rings_;
   std::string active_;
   std::vector<uint64_t> parked_;   // connections for epochs nobody here has heard of

@@ -1,5 +1,6 @@
 // The Python face of the engine.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -163,14 +164,16 @@ void bind_engine(nb::module_& m) {
           nb::arg("epoch"))
       .def(
           "submit",
-          [](Engine& self, nb::bytes epoch, uint64_t step, uint32_t bucket, uint64_t src, uint64_t dst, uint64_t count, int dtype) {
+          [](Engine& self, nb::bytes epoch, uint64_t step, uint32_t bucket, uint64_t src, uint64_t dst, uint64_t count, int dtype,
+             bool on_device) {
             const std::string key = text(epoch);
             const Buffers b = buffers(src, dst, count, dtype);
             nb::gil_scoped_release release;
-            self.submit(key, step, bucket, b.src, b.dst, count, b.dtype);
+            self.submit(key, step, bucket, b.src, b.dst, count, b.dtype, on_device);
           },
           nb::arg("epoch"), nb::arg("step"), nb::arg("bucket"), nb::arg("src"), nb::arg("dst"), nb::arg("count"),
-          nb::arg("dtype"))
+          nb::arg("dtype"), nb::arg("on_device") = false)
+      .def("use_device", &Engine::use_device, nb::arg("device"), nogil)
       .def(
           "reduce",
           [](Engine& self, nb::bytes epoch, uint64_t step, uint32_t bucket, uint64_t src, uint64_t dst, uint64_t count, int dtype,

@@ -73,7 +73,7 @@ std::optional<Event> Engine::reduce(const std::string& epoch, uint64_t step, uin
   };
   try {
     carry(waiter, until, [&] {
-      if (!submit_locked(epoch, step, bucket, src, dst, count, dtype, true)) {
+      if (!submit_locked(epoch, step, bucket, src, dst, count, dtype, true, false)) {
         end_waiting(waiter, "this epoch is not the active one");
       }
     });

@@ -208,6 +208,7 @@ NB_MODULE(_core, m) {
           },
           nb::arg("host"), nb::arg("cookie"), nb::arg("ranks"))
       .def("stop", &Heartbeat::stop, nb::call_guard<nb::gil_scoped_release>());
+  bind_device(m);
   bind_engine(m);
   bind_pure(m);
   bind_books(m);

@@ -13,6 +13,7 @@ namespace nb = nanobind;
 void bind_engine(nb::module_& m);   // engine_module.cpp
 void bind_books(nb::module_& m);    // books_module.cpp
 void bind_sockets(nb::module_& m);  // sockets_module.cpp
+void bind_device(nb::module_& m);   // device_module.cpp
 
 inline std::string text(const nb::bytes& b) { return {b.c_str(), b.size()}; }
 

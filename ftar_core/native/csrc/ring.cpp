@@ -12,17 +12,13 @@ namespace ftar {
 
 namespace {
 
-constexpr int kChunkBits = 20;
-constexpr uint32_t kChunkMask = (1u << kChunkBits) - 1;
-constexpr int kMaxMembers = 2048;  // two rounds of hops fit the remaining 12 bits
+constexpr int kMaxMembers = 2048;  // two rounds of hops fit the bits of a part
 // Up to here every member's copy travels: the wire time of the copies is below what one more hop costs. Two members
-// send as many bytes either way, so they save a hop and the acknowledgements at any size; the copies' memory is the limit.
+// send as many bytes either way, so they save a hop and the acknowledgements at any size; the copies' memory is the limit
+// (kSmallBytesOfTwo).
 constexpr uint64_t kSmallBytes = 8192;
-constexpr uint64_t kSmallBytesOfTwo = 128 * 1024;
 // Up to here a caller sends by itself instead of waking the I/O thread: the copy to the kernel costs less than the wake-up.
 constexpr uint64_t kInlineBytes = 32768;
-
-uint32_t part(int hop, uint64_t index) { return (static_cast<uint32_t>(hop) << kChunkBits) | static_cast<uint32_t>(index); }
 
 }  // namespace
 
@@ -121,6 +117,7 @@ void Ring::start() {
 void Ring::tick(double now) {
   if (out_) out_->tick(now);
   if (in_) in_->tick(now);
+  if (passage_ != nullptr) device_news();
   if (break_at_ms_ >= 0 && now >= break_at_ms_) break_down(break_reason_);
 }
 
@@ -158,7 +155,7 @@ std::string Ring::problem(uint64_t step, uint32_t bucket, uint64_t count, DType 
 }
 
 void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype,
-                  bool inline_send) {
+                  bool inline_send, Passage* passage) {
   const auto report = [&](const char* type, const std::string& reason) {
     Event e = event(type);
     e.step = step;
@@ -177,6 +174,8 @@ void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, ui
   op->element = element_bytes(dtype);
   const uint64_t bytes = count * op->element;
   op->small = bytes <= (size_ == 2 ? kSmallBytesOfTwo : kSmallBytes);
+  op->passage = count == 0 ? nullptr : passage;
+  if (op->passage != nullptr && size_ == 1) return submit_on_device(op);
   if (size_ == 1 || count == 0) {
     if (bytes > 0) std::memcpy(op->dst, op->src, bytes);
     return report("reduced", "");
@@ -189,7 +188,7 @@ void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, ui
       spares_->pop_back();
     }
     if (op->copies.size() < wanted) op->copies.resize(wanted);
-    std::memcpy(op->copies.data() + bytes * static_cast<uint64_t>(me_), op->src, bytes);
+    if (op->passage == nullptr) std::memcpy(op->copies.data() + bytes * static_cast<uint64_t>(me_), op->src, bytes);
     op->to_receive = static_cast<uint64_t>(size_ - 1);
   } else {
     for (int hop = 0; hop < hops(); ++hop) {
@@ -200,7 +199,9 @@ void Ring::submit(uint64_t step, uint32_t bucket, const void* src, void* dst, ui
   }
   op->to_place = op->to_receive;
   operations_[{step, bucket}] = op;
-  if (op->small) {
+  if (op->passage != nullptr) {
+    submit_on_device(op);
+  } else if (op->small) {
     send_copy(op, 0, me_);
   } else {
     send_segment(op);
@@ -254,6 +255,7 @@ Placement Ring::place(const FrameHeader& h) {
   if (!op.small && hop < hops() && index < chunks(op, received_segment(hop))) {
     const Chunk c = chunk(op, received_segment(hop), index);
     if (h.total == c.count * op.element) {
+      if (op.passage != nullptr) return place_on_device(op, h);
       --op.to_place;
       return {Placement::Kind::here, op.dst + c.at * op.element, nullptr};
     }
@@ -265,6 +267,7 @@ Placement Ring::place(const FrameHeader& h) {
 }
 
 void Ring::received(const FrameHeader& h) {
+  next_seq_ = h.seq + 1;
   const auto it = operations_.find({h.step, h.bucket});
   if (it == operations_.end()) return;
   const std::shared_ptr<Operation> op = it->second;
@@ -274,7 +277,10 @@ void Ring::received(const FrameHeader& h) {
   --op->to_receive;
   if (op->small) {
     if (hop + 1 < size_ - 1) send_copy(op, hop + 1, wrap(me_ - 1 - hop));
-    if (op->to_receive == 0) add_copies(*op);
+    if (op->to_receive == 0 && op->passage == nullptr) add_copies(*op, op->dst);
+    if (op->to_receive == 0 && op->passage != nullptr && op->own_copy) add_copies_for_device(op);
+  } else if (op->passage != nullptr) {
+    received_on_device(op, h.part);
   } else {
     const uint64_t index = h.part & kChunkMask;
     const Chunk c = chunk(*op, received_segment(hop), index);
@@ -282,11 +288,12 @@ void Ring::received(const FrameHeader& h) {
     if (hop < size_ - 1) sum_into(op->dst + at, op->src + at, c.count, op->dtype);
     if (hop + 1 < hops()) send_chunk(op, hop + 1, index, op->dst, c);
   }
+  if (op->passage != nullptr) device_turn();
   out_->pump(true);
   maybe_done(*op);
 }
 
-void Ring::add_copies(Operation& op) {
+void Ring::add_copies(Operation& op, std::byte* into) {
   const uint64_t bytes = op.count * op.element;
   for (int g = 0; g < size_; ++g) {
     const uint64_t begin = segment_begin(op, g);
@@ -297,9 +304,9 @@ void Ring::add_copies(Operation& op) {
     for (int k = 0; k < size_; ++k) {
       const std::byte* copy = op.copies.data() + bytes * static_cast<uint64_t>(wrap(g + k)) + at;
       if (k == 0) {
-        std::memcpy(op.dst + at, copy, count * op.element);
+        std::memcpy(into + at, copy, count * op.element);
       } else {
-        sum_into(op.dst + at, copy, count, op.dtype);
+        sum_into(into + at, copy, count, op.dtype);
       }
     }
   }
@@ -309,11 +316,15 @@ void Ring::sent(const OutMessage& message) {
   auto& op = *static_cast<Operation*>(message.keep.get());
   if (op.small) return;
   --op.to_acknowledge;
+  if (op.passage != nullptr && broken_.empty()) {
+    op.passage->release(op.passage->slot_of(message.data));
+    transport_.wake();  // the slot's next use, but not from inside of the link
+  }
   maybe_done(op);
 }
 
 void Ring::maybe_done(Operation& op) {
-  if (op.to_receive != 0 || op.to_acknowledge != 0) return;
+  if (op.to_receive != 0 || op.to_acknowledge != 0 || op.to_settle != 0) return;
   const auto it = operations_.find({op.step, op.bucket});
   if (it == operations_.end() || it->second.get() != &op) return;
   Event e = event("reduced");
@@ -329,6 +340,7 @@ void Ring::break_down(const std::string& reason) {
   broken_ = reason;
   if (out_) out_->close("its ring broke: " + reason, true);
   if (in_) in_->close("its ring broke: " + reason, true);
+  if (passage_ != nullptr) passage_->reset();
   std::map<Key, std::shared_ptr<Operation>> lost;
   lost.swap(operations_);
   for (const auto& [key, op] : lost) {
@@ -344,6 +356,7 @@ void Ring::close(const std::string& reason, bool left_epoch) {
   if (broken_.empty()) broken_ = reason;
   if (out_) out_->close(reason, left_epoch);
   if (in_) in_->close(reason, left_epoch);
+  if (passage_ != nullptr) passage_->reset();
   operations_.clear();
 }
 

@@ -11,6 +11,10 @@
 // the copy to send again, because a final sum of a chunk can only exist after the next member has received our part of
 // it, and a receiver never asks again for what it has. src is only read.
 //
+// Where memory is a device's (submit with a passage), all this is the same, but bytes pass between it and the links by
+// slots of pinned host memory, and the device adds (ring_device.cpp): what comes in goes to dst there, what goes out is
+// fetched from there. Members of one ring may differ in this: the same messages, the same bits.
+//
 // Small buffers take another way: everybody's copy travels the ring and each member adds up for itself, in the same
 // order as above, hence with the same bits. Half the latency, and nobody waits for acknowledgements, as the copies are
 // the operation's own.
@@ -28,9 +32,18 @@
 #include <vector>
 
 #include "link.h"
+#include "passage.h"
 #include "reduce.h"
 
 namespace ftar {
+
+// A message's part: its hop, and the chunk of the segment.
+constexpr int kChunkBits = 20;
+constexpr uint32_t kChunkMask = (1u << kChunkBits) - 1;
+constexpr uint32_t part(int hop, uint64_t index) {
+  return (static_cast<uint32_t>(hop) << kChunkBits) | static_cast<uint32_t>(index);
+}
+constexpr uint64_t kSmallBytesOfTwo = 128 * 1024;  // the largest operation of which copies travel (ring.cpp)
 
 struct Member {
   std::string name;
@@ -104,7 +117,9 @@ class Ring final : public LinkOwner, public RecvSink {
   // Empty, or why an operation like this cannot be (std::invalid_argument for the caller).
   std::string problem(uint64_t step, uint32_t bucket, uint64_t count, DType dtype) const;
   // inline_send: the caller will wait and carries the bytes itself, whatever their number.
-  void submit(uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype, bool inline_send);
+  void submit(uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype, bool inline_send,
+              Passage* passage = nullptr);  // src and dst are on its device
+  void device_news();  // it has done something, or failed
   void admit(Conn& conn);  // a proven connection that names this epoch
   void add_open(std::vector<Conn*>* out) const;  // the connections of both links
   bool idle() const { return operations_.empty(); }
@@ -141,6 +156,10 @@ class Ring final : public LinkOwner, public RecvSink {
     uint64_t to_acknowledge = 0;
     std::vector<std::byte> copies;  // small: one per member, by slot
     std::shared_ptr<Spares> spares;
+    Passage* passage = nullptr;     // nullptr: src and dst are host memory
+    uint64_t to_settle = 0;         // what the device has yet to do before dst is complete
+    bool own_copy = true;           // small: it is among the copies
+    std::unordered_map<uint32_t, int> slots;  // by part: where a message comes in
     ~Operation() {
       if (spares && copies.size() <= kMaxSpare && spares->size() < kMaxSpares) spares->push_back(std::move(copies));
     }
@@ -160,7 +179,16 @@ class Ring final : public LinkOwner, public RecvSink {
   void send_segment(const std::shared_ptr<Operation>& op);
   void send_chunk(const std::shared_ptr<Operation>& op, int hop, uint64_t index, const std::byte* from, Chunk c);
   void send_copy(const std::shared_ptr<Operation>& op, int hop, int origin);
-  void add_copies(Operation& op);
+  void add_copies(Operation& op, std::byte* into);
+  void submit_on_device(const std::shared_ptr<Operation>& op);
+  Placement place_on_device(Operation& op, const FrameHeader& message);
+  void received_on_device(const std::shared_ptr<Operation>& op, uint32_t message_part);
+  void fetch_chunk(const std::shared_ptr<Operation>& op, int hop, uint64_t index, Chunk c, int slot, const std::byte* from,
+                   uint64_t behind);
+  void send_slot(const std::shared_ptr<Operation>& op, int hop, uint64_t index, Chunk c, int slot);
+  void add_copies_for_device(const std::shared_ptr<Operation>& op);
+  void settled(Operation& op, int slot);
+  void device_turn();
   void sent(const OutMessage& message);
   void maybe_done(Operation& op);
   void break_down(const std::string& reason);
@@ -178,6 +206,10 @@ class Ring final : public LinkOwner, public RecvSink {
   std::shared_ptr<Spares> spares_ = std::make_shared<Spares>();
   bool active_ = false;
   bool ready_told_ = false;
+  Passage* passage_ = nullptr;  // the operations' that are on a device
+  uint64_t next_seq_ = 0;       // of the message that must come next
+  bool to_pump_ = false;        // something was made ready to be sent
+  bool room_ = false;           // for messages that had no slot
   std::string broken_;       // why no operation can complete here any more
   double break_at_ms_ = -1;  // it will be broken then, unless a better reason comes first
   std::string break_reason_;

@@ -24,6 +24,7 @@ namespace ftar {
 namespace {
 constexpr uint64_t kWakeId = 0;
 constexpr uint64_t kNewsId = 1;
+constexpr uint64_t kDeviceId = 2;
 constexpr uint64_t kUdpId = 1u << 9;  // + rail
 constexpr size_t kMaxRails = 64;
 // How soon after news the addresses are read, so that a storm of news costs little; how often without netlink.
@@ -134,6 +135,11 @@ void Transport::wake() {
   [[maybe_unused]] const ssize_t n = ::write(wake_, &one, sizeof one);
 }
 
+void Transport::on_device(int fd, std::function<void()> news) {
+  on_device_ = std::move(news);
+  watch(fd, kDeviceId, EPOLLIN, true);
+}
+
 void Transport::soon(uint64_t id) {
   soon_.push_back(id);
   const uint64_t one = 1;
@@ -185,6 +191,8 @@ void Transport::dispatch(uint64_t id, uint32_t events) {
     if (!news_.read()) return;
     next_tick_ms_ = 0;  // the carrier, at once
     check_addresses_ms_ = std::min(check_addresses_ms_, std::max(now_ms(), addresses_free_ms_) + kAddressesMs);
+  } else if (id == kDeviceId) {
+    on_device_();
   } else if (id >= kListenerId && id < kListenerId + kMaxRails) {
     accept_all(static_cast<int>(id - kListenerId));
   } else if (id >= kUdpId && id < kUdpId + kMaxRails) {

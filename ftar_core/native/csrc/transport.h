@@ -96,6 +96,7 @@ class Transport {
   void poll_carriers();
   Paths& paths() { return paths_; }
   void wake();  // run on_tick soon
+  void on_device(int fd, std::function<void()> news);  // on the I/O thread, whenever the descriptor is readable
   StatusSocket& status() { return status_; }
 
   // For connections.
@@ -130,6 +131,7 @@ class Transport {
   FairMutex mutex_;
   std::function<void(Conn&)> on_proven_;
   std::function<double(double)> on_tick_;
+  std::function<void()> on_device_;
   std::function<void(const std::string&, const std::string&)> on_refused_;
   std::unordered_set<std::string> refused_hosts_;
   std::unordered_map<uint64_t, std::unique_ptr<Conn>> conns_;
