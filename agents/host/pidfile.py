@@ -1,7 +1,7 @@
 """One process a directory: a locked file with its number, for people. The lock ends with the process.
 
 Not at the same moment, though. A killed process of many threads is seen to be dead when its first thread is (its /proc
-entry says Z), while the others, which share its open files, may take most of a second to end on a busy machine; and a
+entry says Z), while the others, which share its open files, may take seconds to end on a busy machine; and a
 child that it was just starting has a copy of them until it runs its program. Whoever starts an agent again at once must
 not be refused by such remains: as long as the process that wrote its number has ended, or is on its way, the lock is
 waited for. One that lives is a refusal at once.
@@ -18,7 +18,9 @@ from pathlib import Path
 
 from agents.host.processes import on_its_way_out
 
-REMAINS_S = 3.0  # the longest seen was 0.7 s, of sixteen threads on two cores with a load of 20
+# Sixteen threads on two cores took 0.7 s with a load of 20, and once over 3 s with a load of 35. What takes longer than
+# this hangs in the kernel.
+REMAINS_S = 30.0
 _LOOK_S = 0.01
 
 
