@@ -328,7 +328,8 @@ def test_a_real_storm_and_real_drains(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_whoever_kills_the_benchmark_ends_all_of_it(tmp_path: Path) -> None:
-    args = ["--replicas", "2", "--layers", "1", "--width", "16", "--out", str(tmp_path)]
+    small = ["--replicas", "2", "--layers", "1", "--width", "16"]
+    args = [*small, "--storms", "20/5/1", "--out", str(tmp_path)]
     bench = subprocess.Popen([sys.executable, "-m", "ftar_core.bench", "parity", *args], stdout=subprocess.DEVNULL)
     try:
         _until(lambda: list(tmp_path.glob(".*.part/journal/r1.jsonl")))

@@ -101,10 +101,8 @@ def test_every_flip_that_leaves_a_trace_is_caught_and_calm_steps_raise_no_alarm(
         assert found is not None
         step, what = found
         limit = step + (1 if where == "reduced" else ROTATION)
-        until(
-            lambda by=limit, n=known: len(alarms(job)) > n or truth.step("r1") > by + 2,  # type: ignore[misc]
-            job.logs,
-        )
+        while not (len(alarms(job)) > known or truth.step("r1") > limit + 2):
+            until_far(truth, "r0", truth.step("r0") + 1, job)
         said = alarms(job)[known:]
         if not said:
             last = truth.step("r1")
