@@ -79,6 +79,8 @@ def validate(paths: Paths, variables: Vars = None) -> ExitCode:
             wrong += 1
         else:
             world.out(f"{path}: {book.name} is valid")
+            for note in book.notes:
+                world.say(f"note: {note}")
     return ExitCode.USAGE if wrong else ExitCode.OK
 
 

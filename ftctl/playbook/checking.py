@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from agents.api.faultspecs import SPECS, Spec
-from ftctl.playbook.schema import Fault, Playbook
+from ftctl.playbook.schema import Expect, Fault, Inject, Parallel, Playbook, Sleep
 
 Where = tuple[str | int, ...]
+MARGIN_S = 2.0  # an action takes a moment, too
 
 
 def problems(playbook: Playbook) -> Iterator[tuple[Where, str]]:
@@ -20,6 +21,51 @@ def problems(playbook: Playbook) -> Iterator[tuple[Where, str]]:
                 yield from ((where + more, text) for more, text in _of_fault(fault))
                 if why := _protected(fault, playbook):
                     yield (*where, "target"), why
+    yield from _conflicts(playbook)
+
+
+def notes(playbook: Playbook) -> Iterator[tuple[Where, str]]:
+    """What is allowed, and seldom meant."""
+    for index, action in enumerate(playbook.method):
+        if isinstance(action, Expect) and action.within == 0 and str(action.expect).startswith(("replica", "rails")):
+            text = f"`expect: {action.expect}` is looked at once; `within: 5s` waits for what a busy machine shows late"
+            yield ("method", index), text
+
+
+def _conflicts(playbook: Playbook) -> Iterator[tuple[Where, str]]:
+    """A link has one fault at a time: an agent refuses another one. Said only where it is sure: links by name or
+    number, and nothing between but a sleep."""
+    held: dict[str, tuple[str, float]] = {}  # link -> the fault there, and for how long it is surely there yet
+    for index, action in enumerate(playbook.method):
+        if isinstance(action, Sleep):
+            held = {link: (kind, left - action.sleep) for link, (kind, left) in held.items()}
+            continue
+        if isinstance(action, Expect) and action.within == 0:
+            continue
+        group = action.parallel if isinstance(action, Parallel) else [action]
+        faults = [one for one in group if isinstance(one, Inject) and one.at is None]
+        if len(faults) < len(group):
+            held = {}
+            continue
+        for place, one in enumerate(faults):
+            link = _link(one)
+            if not link:
+                continue
+            kind, left = held.get(link, ("", 0.0))
+            if left > MARGIN_S:
+                where = ("method", index, "parallel", place) if isinstance(action, Parallel) else ("method", index)
+                yield where, f"{one.inject} would be refused: {kind} is in force on the same link ({link}) by then"
+            held[link] = (one.inject, one.duration)
+
+
+def _link(fault: Fault) -> str:
+    """By what the file says; empty: it is found out at run time, or this is no fault of a link."""
+    target, spec = fault.target, SPECS.get(fault.inject)
+    owner = target.node or target.replica
+    if spec is None or spec.target != "nic" or owner in (None, "any") or target.rail in ("active", "any"):
+        return ""
+    name = target.nic if target.nic is not None else f"rail {target.rail}"
+    return f"{name} of {owner}"
 
 
 def _faults(where: Where, action: Any) -> Iterator[tuple[Where, Fault]]:

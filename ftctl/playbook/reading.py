@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ftctl.errors import UsageProblem
-from ftctl.playbook.checking import problems
+from ftctl.playbook.checking import notes, problems
 from ftctl.playbook.schema import VERBS, Playbook, Scalar
 from ftctl.yamlfile import line_of, read_tree
 
@@ -24,8 +24,11 @@ _MARKS = frozenset(VERBS)  # of pydantic's path, those parts name the kind of ac
 
 @dataclass(frozen=True)
 class Loaded:
+    """`notes`: what is allowed and seldom meant, each a line for people."""
+
     path: Path
     playbook: Playbook
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -66,7 +69,7 @@ def load(path: Path, variables: Mapping[str, str] | None = None) -> Loaded:
         raise _complaint(path, tree, error) from None
     for where, text in problems(playbook):
         raise UsageProblem(f"{path}:{line_of(tree, where)}", text, "ftctl inject --help   lists faults and parameters")
-    return Loaded(path, playbook)
+    return Loaded(path, playbook, tuple(f"{path}:{line_of(tree, where)}: {text}" for where, text in notes(playbook)))
 
 
 def variables_of(pairs: Sequence[str]) -> dict[str, str]:
@@ -151,6 +154,12 @@ def _complaint(path: Path, tree: Any, error: ValidationError) -> UsageProblem:
     where = _in_file(tree, first["loc"])
     name = ".".join(str(part) for part in where) or "the playbook"
     message = first["msg"].removeprefix("Value error, ")
+    # Of a value that may be of several types there is an error for each.
+    tried = {other["type"] for other in error.errors() if other["loc"][:-1] == first["loc"][:-1]}
+    if "finite_number" in tried:
+        message = "a finite number is expected"
+    elif tried > {"bool_type"}:
+        message = "a number or a text is expected"
     reason = {
         "extra_forbidden": f"unknown key `{where[-1] if where else ''}`{_known(where[:-1])}",
         "missing": f"`{name}` is missing",

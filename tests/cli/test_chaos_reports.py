@@ -75,6 +75,12 @@ def test_lists_and_schema(bare: Run, book: Path, folder: Path) -> None:
     assert schema["additionalProperties"] is False
     assert {"inject", "drain", "storm"} <= {key for d in schema["$defs"].values() for key in d.get("properties", {})}
     assert bare("chaos", "validate", str(book)).code == 0
+    noted = book.with_name("noted.yaml")
+    noted.write_text(book.read_text().replace("method:\n", "method:\n  - {expect: replicas.contributing == 3}\n"))
+    result = bare("chaos", "validate", str(noted))
+    assert result.code == 0
+    assert result.err.startswith(f"note: {noted}:")
+    noted.unlink()
     book.write_text("version: 1\n")
     assert bare("chaos", "validate", str(book)).code == 2
     assert bare("chaos", "init", str(book)).code == 2, "nothing is overwritten"

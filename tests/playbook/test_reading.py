@@ -152,6 +152,35 @@ def test_a_moment_is_one_of_the_calendar_or_of_the_method(
             6,
             "there is no mix 'publishd' (there are: published)",
         ),
+        (with_method("{sleep: 1s}", vars="{a: .inf}"), 5, "a finite number is expected"),
+        (
+            with_method("{inject: link-loss, target: {node: n, rail: 0}, with: {percent: .nan}}"),
+            6,
+            "a finite number is expected",
+        ),
+        (
+            with_method("{inject: link-loss, target: {node: n, rail: 0}, with: {percent: [1]}}"),
+            6,
+            "a number or a text is expected",
+        ),
+        (
+            with_method(
+                "{inject: link-down, target: {node: n, rail: 0}, duration: 20s}",
+                "{expect: rails.down == 1}",
+                "{sleep: 5s}",
+                "{inject: link-loss, target: {node: n, rail: 0}, with: {percent: 2}}",
+            ),
+            9,
+            "link-loss would be refused: link-down is in force on the same link (rail 0 of n) by then",
+        ),
+        (
+            with_method(
+                "{parallel: [{inject: link-down, target: {node: n, nic: a}}, "
+                "{inject: link-blackhole, target: {node: n, nic: a}}]}"
+            ),
+            6,
+            "link-blackhole would be refused: link-down",
+        ),
         (with_method("{steps: $n}"), 6, "`$n`: there is no such variable (there are: none)"),
         (with_method("{command: [echo, $1]}"), 6, "a variable's name is expected"),
         (with_method("{inject: noop, target: {node: $a}}", vars="{a: $b, b: $a}"), 5, "variable a: `$b` has another"),
@@ -224,3 +253,28 @@ def test_whatever_stands_in_a_file_is_a_playbook_or_a_complaint(
         YAML().dump(content, file)
     with suppress(UsageProblem):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["{revert: all}", "{sleep: 19s}", "{steps: 5}", "{wait: rails.down == 0}", "{expect: rails.down == 0, within: 9s}"],
+)
+def test_a_link_may_have_faults_one_after_the_other(tmp_path: Path, between: str) -> None:
+    first = "{inject: link-down, target: {node: n, rail: 0}, duration: 20s}"
+    second = "{inject: link-loss, target: {node: n, rail: 0}, with: {percent: 2}}"
+    path = tmp_path / "book.yaml"
+    path.write_text(with_method(first, between, second))
+    assert load(path).notes == ()
+    path.write_text(with_method(first, first.replace("rail: 0", "rail: 1"), first.replace("node: n", "node: m")))
+    assert load(path).notes == ()
+    path.write_text(with_method(first.replace("rail: 0", "rail: active"), first.replace("rail: 0", "rail: active")))
+    assert load(path).notes == ()
+
+
+def test_what_is_looked_at_once_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "book.yaml"
+    path.write_text(with_method("{steps: 5}", "{expect: replicas.contributing == 3}", "{expect: faults.active == 0}"))
+    assert load(path).notes == (
+        f"{path}:7: `expect: replicas.contributing == 3` is looked at once; `within: 5s` waits for what a busy machine "
+        "shows late",
+    )
