@@ -40,6 +40,7 @@ KNOWN = (
     "FTAR_REPLAY_BUFFER",
     "FTAR_REPLICA",
     "FTAR_ROTATION",
+    "FTAR_REDUCE",
     "FTAR_TOKEN_FILE",
 )
 # As near to a known name as FTAR_RAIL is to FTAR_RAILS; other names are left to the programs they belong to.
@@ -63,6 +64,7 @@ class Settings:
     master: Address | None = None  # torch's own rendezvous inside the replica (MASTER_ADDR, MASTER_PORT)
     leader: Address | None = None  # where rank 0 listens for the other ranks; else they find it through torch's store
     agent: Path | None = None  # the agent's ranks socket
+    reduce: str = "host"  # where gradients of a GPU are added up: "host" or "device"
     mode: str | None = None  # what rails do: "backup" or "stripe"; None: the engine's default
     journal: Path | None = None  # directory for the JSON lines of each step
     breakpoints: tuple[breakpoints.Spec, ...] | None = None  # where to fail on purpose; None: nowhere, ever
@@ -104,6 +106,7 @@ def read_settings(
         world_size=world_size,
         local_rank=local_rank,
         mode=_mode(env),
+        reduce=_reduce(env),
         master=_master(env) if world_size > 1 else None,
         leader=_leader(env) if world_size > 1 else None,
         agent=_agent(env),
@@ -198,6 +201,13 @@ def _mode(env: Mapping[str, str]) -> str | None:
     if text and text not in MODES:
         raise SettingsError(f"FTAR_MODE={text}: no such mode", hint=f"write one of: {', '.join(MODES)}, or unset it")
     return text or None
+
+
+def _reduce(env: Mapping[str, str]) -> str:
+    text = env.get("FTAR_REDUCE", "").strip() or "host"
+    if text not in {"host", "device"}:
+        raise SettingsError(f"FTAR_REDUCE={text}: no such place", hint="write host or device, or unset it (host)")
+    return text
 
 
 def _agent(env: Mapping[str, str]) -> Path | None:

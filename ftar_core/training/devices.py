@@ -36,6 +36,9 @@ class Lane(Protocol):
     def clear(self, target: torch.Tensor) -> None:
         """device `target` = 0, in its turn among the copies."""
 
+    def used(self) -> Event:
+        """Comes when all is done that the calling thread has put on the device so far, beside the lane."""
+
     def read(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """host `target` = device `source`, of one shape and dtype. Unlike `fetch` it is behind nothing that the
         device has to do: the source is complete, and stands still until an event behind the copy has come."""
@@ -72,6 +75,11 @@ class CudaLane:
     def clear(self, target: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):
             target.zero_()
+
+    def used(self) -> Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return _CudaEvent(event)
 
     def read(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):

@@ -24,7 +24,7 @@ import torch
 
 from ftar_core.native import core
 from ftar_core.training.gradients import GradientTaker
-from ftar_core.training.plan import DTYPE_CODES, Bucket, BucketPlan
+from ftar_core.training.plan import Bucket, BucketPlan
 from ftar_core.training.rotation import Rotation
 from ftar_core.training.shards import local
 from ftar_core.training.update import Update
@@ -58,11 +58,9 @@ class StepCheck:
         """These are reduced in `epoch`. Reads memory without the GIL. Of no use if the epoch ends meanwhile."""
         if epoch != self._epoch:
             self._epoch, self._buckets = epoch, {}
-        for index in buckets:
-            if index not in self._buckets:
-                layout = self._plan.all_buckets[index]
-                address = self._taker.reduced[index].data_ptr()
-                self._buckets[index] = core.check(address, layout.count, DTYPE_CODES[layout.dtype], index)
+        fresh = [index for index in buckets if index not in self._buckets]
+        found = self._taker.memory.check([(index, self._taker.reduced[index]) for index in fresh])
+        self._buckets.update(zip(fresh, found, strict=True))
 
     def read_again(self) -> None:
         """What was read of the buckets is void: one of them is not what it was."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -39,6 +39,10 @@ class Ring(OperationRing, Protocol):
     def activate(self, epoch: bytes) -> None: ...
     def discard(self, epoch: bytes) -> None: ...
     def abort(self) -> None: ...
+
+
+# epoch, step, bucket, address of the inputs, of the results, count, dtype: as `Ring.submit`
+Submit = Callable[[bytes, int, int, int, int, int, int], None]
 
 
 class Role(Enum):
@@ -89,9 +93,13 @@ class Exchange:
         on_progress: Callable[[int, int, int], None] = lambda step, produced, reduced: None,
         rank: int = 0,
         release: Callable[[int], None] | None = None,
+        on_device: Collection[int] = (),
+        submit_on_device: Submit | None = None,
     ) -> None:
         """`release(bucket)`: the inputs of a bucket are not kept once it is reduced, so a step that must be reduced
-        again is begun again by the loop. None: they are kept."""
+        again is begun again by the loop. None: they are kept. `on_device`: buckets whose buffers are on the ring's
+        device, to be submitted with `submit_on_device`."""
+        self._submit_to = {bucket: submit_on_device for bucket in on_device if submit_on_device is not None}
         self._release = release
         self._released = False  # inputs of this step are gone
         self._void = False  # and it must be reduced again: what this turn produces is of no use
@@ -316,7 +324,7 @@ class Exchange:
     def _submit(self, bucket: int) -> None:
         self._submitted.add(bucket)
         layout = self._plan.all_buckets[bucket]
-        self._ring.submit(
+        self._submit_to.get(bucket, self._ring.submit)(
             self._key,
             self._step,
             bucket,

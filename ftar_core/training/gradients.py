@@ -33,8 +33,9 @@ from torch import nn
 from ftar_core.errors import FtarError
 from ftar_core.native import core
 from ftar_core.training.devices import Lane, host_memory
+from ftar_core.training.memories import HostMemory, Memory
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan, Slot, trainable
-from ftar_core.training.retention import Inputs, Kept
+from ftar_core.training.retention import Inputs, Kept, buffers
 from ftar_core.training.shards import around, is_sharded, local, local_gradient
 from ftar_core.training.staging import Staging
 
@@ -56,7 +57,7 @@ class Mode(Enum):
 class GradientTaker:
     """Hooks and buffers of one model. `on_bucket(index)` is called in the thread of backward, at most once a step and
     bucket; with `lanes`, in the thread of their staging. Buffers live in host memory; gradients of parameters elsewhere
-    are copied there and back (staging.py)."""
+    are copied there and back (staging.py), or, where `memory` says so, stay there in buffers of their device."""
 
     def __init__(
         self,
@@ -65,6 +66,8 @@ class GradientTaker:
         on_bucket: Callable[[int], None],
         inputs: Inputs | None = None,
         lanes: dict[torch.device, Lane] | None = None,
+        *,
+        memory: Memory | None = None,
     ) -> None:
         self.plan = plan
         self.weight = 1.0  # of this replica's batch; set before backward
@@ -79,12 +82,13 @@ class GradientTaker:
         self._closed: set[int] = set()
         self._staging = Staging(lanes, self._announce_now) if lanes else None
         host = host_memory(lanes)
-        self.retained: Inputs = inputs if inputs is not None else Kept(plan, host)
+        self.memory: Memory = memory or HostMemory()
+        self.retained: Inputs = inputs if inputs is not None else Kept(plan, host, memory)
         self._finite = True  # all inputs of this step; looked at where they are not kept
         self._squares = 0.0  # their sum of squares, so far
         self._measures_later = self.retained.keeps and plan.nbytes <= MEASURED_LATER_BYTES
         self._unmeasured: list[int] = []
-        self.reduced = [host(bucket.count, bucket.dtype) for bucket in plan.all_buckets]
+        self.reduced = buffers(plan, host, memory)
         self._outputs = {name: _view(self.reduced, slot) for name, slot in plan.slots.items()}
         kept = plan.slots if self.retained.keeps else {}
         self._kept = {name: _view(self.retained, slot) for name, slot in kept.items()}
@@ -225,6 +229,8 @@ class GradientTaker:
         """A new step: nothing taken, no gradient left over in `.grad`."""
         if self._staging is not None:
             self._staging.drop()
+            if self.memory.on_device:
+                self._staging.used()  # by the update that was
         for parameter in self._parameters.values():
             parameter.grad = None
         with self._lock:
@@ -318,7 +324,8 @@ class GradientTaker:
         allows)."""
         for name, parameter in self._parameters.items():
             output = self._outputs[name]
-            if self._staging is not None and self._staging.lane(parameter) is not None:
+            staged = self.plan.slots[name].bucket not in self.memory.on_device
+            if staged and self._staging is not None and self._staging.lane(parameter) is not None:
                 parameter.grad = around(self._staging.bring(output, local(parameter)), parameter)
             elif parameter.device != output.device or parameter.dtype != output.dtype:
                 parameter.grad = around(output.to(parameter.device, parameter.dtype), parameter)

@@ -28,6 +28,8 @@ class TrainingOptions:
     # to abort a communicator (longer ends the process).
     nccl_join_s: float = 120.0
     nccl_abort_s: float = 30.0
+    # Where gradients of a GPU are added up (memories.py): "host", "device", or as FTAR_REDUCE says ("").
+    reduce: str = ""
     warm_up_steps: int = 2
     first_steps: int = 2  # of a process: libraries compile and allocate in them
     first_steps_budget_s: float = 600.0  # so long each of them, and starting and catching up, may take

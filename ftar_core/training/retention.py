@@ -6,7 +6,8 @@
                 be reduced again the loop is given the same batch once more.
 
 `auto` takes the first that there is memory for. The ring reduces from host memory, so gradients of another device are
-in host memory in any case, and keeping them there is what `auto` and `host` do with them.
+in host memory in any case, and keeping them there is what `auto` and `host` do with them; unless it reduces on the
+device (FTAR_REDUCE=device, memories.py): then they are kept there.
 
 Recomputing is not for every loop. The ranks of one replica hear of a new epoch at different moments of forward and
 backward, which hold collectives among them, so they cannot agree on running a batch again: with more than one rank a
@@ -28,6 +29,7 @@ from torch import nn
 from ftar_core.errors import SettingsError
 from ftar_core.native import core
 from ftar_core.training.devices import unpinned
+from ftar_core.training.memories import DeviceMemory, Memory
 from ftar_core.training.memory import available_bytes
 from ftar_core.training.plan import DTYPE_CODES, BucketPlan
 
@@ -43,6 +45,16 @@ class Retention:
     mode: str
     reason: str
     fallback: bool = False
+
+
+def choose_on_device(asked: str) -> Retention:
+    """Of gradients that are reduced on the device (memories.py). Pure. Raises SettingsError for what cannot be."""
+    if asked not in {"auto", "device"}:
+        raise SettingsError(
+            f"retain={asked!r} with FTAR_REDUCE=device: gradients are reduced where they are, so they are kept there",
+            hint="use retain='auto', or FTAR_REDUCE=host",
+        )
+    return Retention("device", "they are reduced there")
 
 
 def choose(asked: str, *, nbytes: int, limit: int, available: int, on_device: bool, ranks: int) -> Retention:
@@ -80,14 +92,26 @@ def choose(asked: str, *, nbytes: int, limit: int, available: int, on_device: bo
     return Retention("recompute", problem, fallback=True)
 
 
+def buffers(plan: BucketPlan, host: Host, memory: Memory | None) -> list[torch.Tensor]:
+    """One for each bucket, where it is reduced. Raises RuntimeError (torch's allocator)."""
+    return [
+        memory.zeros(bucket.count, bucket.dtype)
+        if isinstance(memory, DeviceMemory) and bucket.index in memory.on_device
+        else host(bucket.count, bucket.dtype)
+        for bucket in plan.all_buckets
+    ]
+
+
 class Kept:
     """Buffers for the whole job: [bucket] is a flat tensor of its size and dtype. Raises MemoryError."""
 
     keeps = True
+    _memory: Memory | None = None
 
-    def __init__(self, plan: BucketPlan, host: Host = unpinned) -> None:
+    def __init__(self, plan: BucketPlan, host: Host = unpinned, memory: Memory | None = None) -> None:
+        self._memory = memory
         try:
-            self._buffers = [host(bucket.count, bucket.dtype) for bucket in plan.all_buckets]
+            self._buffers = buffers(plan, host, memory)
         except RuntimeError as error:  # torch's allocator
             raise MemoryError(str(error)) from None
 
@@ -102,6 +126,8 @@ class Kept:
 
     def squares(self, bucket: int) -> float:
         """The sum of squares of what lies there."""
+        if isinstance(self._memory, DeviceMemory) and bucket in self._memory.on_device:
+            return self._memory.squares(self._buffers[bucket])
         return _squares(self._buffers[bucket])
 
     @property
@@ -155,9 +181,26 @@ def _squares(flat: torch.Tensor) -> float:
 
 
 def inputs_for(
-    model: nn.Module, plan: BucketPlan, asked: str, limit: int, ranks: int, *, host: Host = unpinned
+    model: nn.Module,
+    plan: BucketPlan,
+    asked: str,
+    limit: int,
+    ranks: int,
+    *,
+    host: Host = unpinned,
+    memory: Memory | None = None,
 ) -> tuple[Inputs, Retention]:
     """The buffers for one model's gradients, as `asked` or as there is memory for. Raises SettingsError."""
+    if isinstance(memory, DeviceMemory):
+        there = choose_on_device(asked)
+        try:
+            return Kept(plan, host, memory), there
+        except MemoryError as error:
+            raise SettingsError(
+                f"FTAR_REDUCE=device: no memory on {memory.device} for the gradients ({plan.nbytes} bytes, and as much "
+                f"for the results): {error}",
+                hint="set FTAR_REDUCE=host, or unset it",
+            ) from None
     available = available_bytes() // ranks
     if available:
         available = max(1, available - plan.nbytes)  # the results want as much

@@ -29,7 +29,7 @@ class Round:
             self._sums = [bucket.clone() for bucket in reduced]
             return
         for total, bucket in zip(self._sums, reduced, strict=True):
-            total.add_(bucket)
+            total.add_(bucket.to(total.device))  # what was fetched may be in host memory
 
     def drop(self) -> None:
         self._sums = []

@@ -42,11 +42,12 @@ from ftar_core.runtime.settings import data_plane as checked_data_plane
 from ftar_core.training import current
 from ftar_core.training.checkpoints.options import Checkpoint
 from ftar_core.training.data import BatchSampler, Source
-from ftar_core.training.devices import host_memory, lanes_of
+from ftar_core.training.devices import Lane, host_memory, lanes_of
 from ftar_core.training.feed import open_feed
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.journal import Journal
 from ftar_core.training.ledger import StepLedger
+from ftar_core.training.memories import Memory, memory_for
 from ftar_core.training.operations import Operation
 from ftar_core.training.options import TrainingOptions
 from ftar_core.training.plain import PlainTensors
@@ -160,14 +161,25 @@ class Session(PlainTensors):
         check_transferable(parts)
         self.plan = make_plan(self.model, self._options.bucket_bytes, self._options.reduce_dtype)
         lanes = lanes_of(self.model.parameters())
-        inputs = self._inputs(host_memory(lanes))
-        self._taker = GradientTaker(self.model, self.plan, self._bucket_full, inputs, lanes)
+        memory = self._memory(lanes)
+        inputs = self._inputs(host_memory(lanes), memory)
+        self._taker = GradientTaker(self.model, self.plan, self._bucket_full, inputs, lanes, memory=memory)
         self._journal = Journal(self._settings.journal, self._settings.replica, self._settings.rank)
         self._ledger = StepLedger(self._journal)
         self._turns: Turns | None = None  # once the loop has begun
         current.made(self)
 
-    def _inputs(self, host: Host) -> Inputs:
+    def _memory(self, lanes: dict[torch.device, Lane]) -> Memory:
+        """Where gradients are reduced by our own ring."""
+        place = self._options.reduce or self._settings.reduce
+        if self._settings.data_plane == "nccl" and place != "host":
+            raise SettingsError(
+                f"FTAR_REDUCE={place} with data_plane='nccl': NCCL adds up where it likes",
+                hint="unset FTAR_REDUCE, or use data_plane='host'",
+            )
+        return memory_for(place, self.plan, lanes)
+
+    def _inputs(self, host: Host, memory: Memory) -> Inputs:
         """Memory for the gradients of a step."""
         options = self._options
         self._nccl: Parts | None = None
@@ -178,7 +190,13 @@ class Session(PlainTensors):
             self._settings = replace(self._settings, nccl=self._nccl.library.version_text)
             return there
         inputs, self._retention = inputs_for(
-            self.model, self.plan, options.retain, options.retain_bytes, self._settings.world_size, host=host
+            self.model,
+            self.plan,
+            options.retain,
+            options.retain_bytes,
+            self._settings.world_size,
+            host=host,
+            memory=memory,
         )
         return inputs
 
@@ -366,6 +384,7 @@ class Session(PlainTensors):
         wiring = Wiring(
             settings=self._settings,
             plan=self.plan,
+            memory=self._taker.memory,
             retained=self._taker.retained,
             reduced=self._taker.reduced,
             state_digest=initial()[0],

@@ -141,7 +141,7 @@ class Shelf:
         with self.changed:
             if self._free:
                 return self._free.pop()
-        return tuple(torch.empty_like(tensor) for tensor in like)
+        return tuple(torch.empty_like(tensor, device="cpu") for tensor in like)
 
     def publish(self, item: StepItem) -> None:
         """Queue a committed step for all followers."""

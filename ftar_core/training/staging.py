@@ -99,6 +99,12 @@ class Staging:
             with self._changed:
                 self._returning.append(event)
 
+    def used(self) -> None:
+        """What the calling thread has put on the device so far may read results where they are."""
+        events = [lane.used() for lane in self.lanes.values()]
+        with self._changed:
+            self._returning += events
+
     def results_free(self) -> None:
         """Returns when no copy reads the result buffers: they may be written."""
         with self._changed:

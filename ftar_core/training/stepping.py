@@ -311,7 +311,10 @@ class Stepper:
             self._taker.results_free()
             self._wiring.quiet()
             for mine, theirs in zip(self._taker.reduced, item.buckets, strict=True):
-                raw_bytes(mine)[:] = raw_bytes(theirs)
+                if mine.device.type == "cpu":
+                    raw_bytes(mine)[:] = raw_bytes(theirs)
+                else:
+                    mine.copy_(theirs)
         mean_loss, total_tokens = self._taker.mean_loss, int(self._taker.total_tokens)
         following = item.deal if item.deal is not None else NOTHING_DEALT
         self._change(item.step, item.verdict, item.contributors, following)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -33,6 +34,7 @@ from ftar_core.training import rendezvous
 from ftar_core.training.exchange import Exchange
 from ftar_core.training.journal import Journal
 from ftar_core.training.lockstep import Agreement
+from ftar_core.training.memories import HostMemory, Memory
 from ftar_core.training.memory import SHADOW_SHARE, SOURCE_SHARE, available_bytes, replay_buffer_bytes
 from ftar_core.training.plan import BucketPlan
 from ftar_core.training.reporting import Reporter
@@ -45,7 +47,7 @@ from ftar_core.wire.messages import Deal, Endpoint, EpochInfo, Message, Outline,
 from ftar_core.wire.team import Ballot
 
 if TYPE_CHECKING:
-    from ftar_core.native._core import Event, Options
+    from ftar_core.native._core import Device, Event, Options
     from ftar_core.training.nccl.plane import NcclPlane, Parts
 
 log = logging.getLogger("ftar.session")
@@ -87,6 +89,7 @@ class Wiring:
         restores: bool = False,
         checkpoint_s: float = 0.0,
         nccl: Parts | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.settings = settings
         self._restores = restores
@@ -108,7 +111,9 @@ class Wiring:
         self.updating = False  # it runs the user's update
         self.incarnation = 0
         self.parts: Callable[[int], tuple[tuple[str, int], ...]] = lambda step: ()  # of that step's digests
-        self.engine = _engine(settings, options)
+        memory = memory or HostMemory()
+        self._device = memory.native
+        self.engine = _engine(settings, options, memory.native)
         self.plane = self._nccl_plane(nccl, retained, reduced) if nccl is not None else None
         self.exchange = Exchange(
             job=settings.job,
@@ -120,6 +125,8 @@ class Wiring:
             on_progress=self._progressed,
             rank=settings.rank,
             release=None if retained.keeps else retained.release,
+            on_device=memory.on_device,
+            submit_on_device=partial(self.engine.submit, on_device=True),
         )
         self.server = StateServer(
             job=settings.job,
@@ -405,6 +412,8 @@ class Wiring:
                 log.warning("a connection from %s is refused: it %s", event["peer"], event["reason"])
             else:  # failed, peer_gone: the coordinator hears of a dead peer itself, and its NewEpoch is the answer
                 log.info("%s: %s %s", kind, event.get("peer", ""), event.get("reason", ""))
+                if kind == "failed" and self._device is not None and (failure := self._device.failure()):
+                    self.end(RankExit.RESTART, f"the GPU failed, so this replica ends: {failure}")
                 if kind == "peer_gone":
                     self._expect_verdict(event["epoch"], event["peer"], event["reason"])
 
@@ -486,14 +495,14 @@ class Wiring:
             del self._epochs[next(iter(self._epochs))]
 
 
-def _engine(settings: Settings, options: Options | None) -> core.Engine:
+def _engine(settings: Settings, options: Options | None, device: Device | None) -> core.Engine:
     require()
     if options is None:
         options = core.Options()
     if settings.mode is not None:
         options.mode = settings.mode
     try:
-        return core.Engine(
+        engine = core.Engine(
             settings.job,
             settings.token,
             settings.replica,
@@ -503,3 +512,10 @@ def _engine(settings: Settings, options: Options | None) -> core.Engine:
         )
     except (ValueError, OSError) as error:
         raise SettingsError(f"FTAR_RAILS: {error}", hint="compare with: ip -brief address") from None
+    if device is not None:
+        try:
+            engine.use_device(device)
+        except RuntimeError as error:
+            engine.close()
+            raise SettingsError(f"FTAR_REDUCE=device: {error}", hint="set FTAR_REDUCE=host, or unset it") from None
+    return engine

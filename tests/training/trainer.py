@@ -27,6 +27,7 @@ from ftar_core.training.options import TrainingOptions
 from ftar_core.training.state import state_digest
 
 from .network import enter_namespace
+from .ondevice import reduce_on_the_cpu_as_a_device
 
 SAMPLES = 512
 FEATURES = 8
@@ -82,6 +83,7 @@ class Recipe:
     namespace: str = ""  # network namespace to enter, a path
     checkpoint: ftar_core.Checkpoint | None = None
     file_bytes: int = 0  # no file of this process grows beyond (RLIMIT_FSIZE): a disk that is full
+    on_device: bool = False  # gradients are reduced as those of a GPU are (ondevice.py)
     max_norm: float = 0.0  # gradients are clipped to it; 0: they are not
     before: Callable[[], None] | None = None  # done in the process first
     states: Path | None = None  # where the digest of the whole state is written after each step
@@ -153,6 +155,8 @@ def train(recipe: Recipe) -> None:
         recipe.before()
     if recipe.file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (recipe.file_bytes, recipe.file_bytes))
+    if recipe.on_device:
+        reduce_on_the_cpu_as_a_device()
     inputs, targets = data()
     model = model_of(recipe.width, recipe.seed)
     if recipe.frozen_width:
@@ -181,7 +185,12 @@ def train(recipe: Recipe) -> None:
         update=update,
         last_step=recipe.steps,
         checkpoint=recipe.checkpoint,
-        options=TrainingOptions(bucket_bytes=512, retain=recipe.retain, retain_bytes=recipe.retain_bytes),
+        options=TrainingOptions(
+            bucket_bytes=512,
+            retain=recipe.retain,
+            retain_bytes=recipe.retain_bytes,
+            reduce="device" if recipe.on_device else "",
+        ),
         link_options=links,
     )
     for indices in session.batches(SAMPLES, recipe.batch_size, seed=5):

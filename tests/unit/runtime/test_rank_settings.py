@@ -49,11 +49,13 @@ def test_four_variables_are_enough(env: dict[str, str]) -> None:
     assert settings.agent is None
     assert settings.journal is None
     assert settings.node
+    assert settings.reduce == "host"
     assert "secret" not in repr(settings)
 
 
 def test_everything_set(env: dict[str, str], tmp_path: Path) -> None:
     env |= {"FTAR_RAILS": "rail0,rail1=10.2.0.3@rail1", "FTAR_NODE": "node7", "FTAR_AGENT": "/run/ranks.sock"}
+    env["FTAR_REDUCE"] = "device"
     env |= {
         "FTAR_JOURNAL": str(tmp_path),
         "RANK": "0",
@@ -65,6 +67,7 @@ def test_everything_set(env: dict[str, str], tmp_path: Path) -> None:
     assert settings.coordinator == Address("::1", 1)
     assert settings.rails == (Rail("rail0", "rail0", "10.1.0.3"), Rail("rail1", "rail1", "10.2.0.3"))
     assert settings.node == "node7"
+    assert settings.reduce == "device"
     assert settings.agent == Path("/run/ranks.sock")
     assert settings.journal == tmp_path
     assert settings.master is None
@@ -109,6 +112,7 @@ def test_one_rank_of_several(env: dict[str, str]) -> None:
         ("WORLD_SIZE", "0", "at least 1"),
         ("FTAR_RAIL", "rail0", "FTAR_RAILS is"),
         ("FTAR_MODE", "strip", "no such mode"),
+        ("FTAR_REDUCE", "gpu", "no such place"),
         ("FTAR_CATCHUP_MBIT", "fast", "a rate in Mbit/s"),
         ("FTAR_CATCHUP_MBIT", "0", "a rate in Mbit/s"),
         ("FTAR_CATCHUP_MBIT", "nan", "a rate in Mbit/s"),
