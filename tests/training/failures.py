@@ -90,16 +90,17 @@ class Supervised:
         self.blow = time.monotonic()
         breakpoints = {1: self.failure.ranks, 2: self.failure.later}.get(self.lives[name], {}).get(name, "")
         environment = {"FTAR_BREAKPOINTS": breakpoints} if breakpoints else {}
-        namespace = ""
+        namespace, links = "", {}
         if self.network is not None:
             environment["FTAR_RAILS"] = self.network.rails(self.names.index(name))
             namespace = self.network.path
+            links = {"unreachable_ms": 2000}
         turns = self.job.path / f"{name}.turns"
         if self.failure.team:
             options = {"step_ms": 40.0, **self.failure.recipe}
             self.job.start_team(name, environment=environment, steps=0, turns=turns, **options)
         else:
-            options = {"step_ms": 30.0, "patient": True, "chunk_bytes": 1024, "width": 400, **self.failure.recipe}
+            options = {"step_ms": 30.0, "chunk_bytes": 1024, "width": 400, **links, **self.failure.recipe}
             options["namespace"] = namespace
             self.job.start(name, environment=environment, steps=0, turns=turns, **options)
 

@@ -25,11 +25,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import ftar_core
-from ftar_core.native import core
 from ftar_core.training.options import TrainingOptions
 
 from .conftest import FORKS, Job
-from .trainer import FEATURES, SAMPLES, as_rank, data
+from .trainer import FEATURES, SAMPLES, as_rank, data, patient_links
 
 WIDTH = 6
 
@@ -81,10 +80,7 @@ class Loop:
     def __init__(self, recipe: LoopRecipe) -> None:
         self.recipe = recipe
         self.inputs, self.targets = data()
-        links = core.Options()
-        links.hold_down_ms = 20
-        links.heartbeat_misses, links.unreachable_ms = 40, 2000  # these tests are not about rails
-        self.common: dict[str, Any] = {"last_step": recipe.steps, "link_options": links}
+        self.common: dict[str, Any] = {"last_step": recipe.steps, "link_options": patient_links()}
         self._said = recipe.log.with_suffix(".said").open("a")
 
     def session(self, model: Any, optimizer: Any, **options: Any) -> ftar_core.Session:

@@ -18,10 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ftar_core
-from ftar_core.native import core
 from ftar_core.training.options import TrainingOptions
 
-from .trainer import FEATURES, SAMPLES, as_rank, data, note_turn
+from .trainer import FEATURES, SAMPLES, as_rank, data, note_turn, patient_links
 
 MAX_NORM = 0.5
 
@@ -63,12 +62,7 @@ def train(recipe: ShardedRecipe) -> None:
         for part in (model[0], model[2], model):
             fully_shard(part, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    links = core.Options()
-    links.hold_down_ms = 20
-    links.heartbeat_misses, links.unreachable_ms = (
-        40,
-        2000,
-    )  # these tests are not about rails, and the machine may be busy
+    links = patient_links()
 
     def update() -> None:
         if session.current_step == recipe.fail_update_at and int(os.environ["RANK"]) == 1:

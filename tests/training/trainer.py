@@ -29,8 +29,18 @@ from ftar_core.training.state import state_digest
 from .network import enter_namespace
 from .ondevice import reduce_on_the_cpu_as_a_device
 
+PATIENT_MS = 20_000
 SAMPLES = 512
 FEATURES = 8
+
+
+def patient_links(unreachable_ms: int = PATIENT_MS) -> core.Options:
+    """For replicas on a machine that may be busy: that is no dead rail."""
+    links = core.Options()
+    links.hold_down_ms = 20
+    links.heartbeat_misses, links.unreachable_ms = min(100, unreachable_ms // links.heartbeat_ms), unreachable_ms
+    links.handshake_ms = max(links.handshake_ms, unreachable_ms)
+    return links
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class Recipe:
     counts_calls: bool = False  # the model changes a buffer in forward
     turns: Path | None = None  # where each turn of the loop writes its process and step
     chunk_bytes: int = 0  # of the ring; 0: the default
-    patient: bool = False  # a busy machine is no dead rail
+    unreachable_ms: int = PATIENT_MS  # so long all rails to a peer are dead before it is told of
     namespace: str = ""  # network namespace to enter, a path
     checkpoint: ftar_core.Checkpoint | None = None
     file_bytes: int = 0  # no file of this process grows beyond (RLIMIT_FSIZE): a disk that is full
@@ -165,12 +175,9 @@ def train(recipe: Recipe) -> None:
         model.append(Counted())
     body = model[:3] if recipe.frozen_width else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=recipe.momentum)
-    links = core.Options()
-    links.hold_down_ms = 20
+    links = patient_links(recipe.unreachable_ms)
     if recipe.chunk_bytes:
         links.chunk_bytes = recipe.chunk_bytes
-    if recipe.patient:
-        links.heartbeat_misses, links.unreachable_ms = 40, 2000
 
     def update() -> None:
         if session.current_step == recipe.fail_update_at:
