@@ -15,8 +15,11 @@ from ftar_core.protocol.events import BeatSeen, Tick
 from ftar_core.wire.exits import RankExit
 from ftar_core.wire.heartbeat import Phase
 
+from .life import Life
+from .link import Link
+from .server import Server
 from .truth import ROTATION, Violation
-from .world import Life, Link, Server, World
+from .world import World
 
 BEAT_S = 0.25
 DETECTION = Detection(

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable
 
 from ftar_core.protocol.events import Tick
 
-from .world import Life, Link, Server, World
+from .life import Life
+from .link import Link
+from .server import Server
+from .world import World
 
 
 class Hand:

@@ -23,8 +23,8 @@ from ftar_core.wire.ids import NO_EPOCH, NO_TERM, EpochId, Term
 from ftar_core.wire.messages import Deal, Done, EpochInfo, Report
 
 from .hand import Hand
+from .server import Server, Store
 from .test_histories import cluster, commit_by_c_alone, drain_and_crash, names_of, restart, run_steps
-from .world import Server, Store
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

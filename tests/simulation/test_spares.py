@@ -16,9 +16,9 @@ from ftar_core.protocol.events import ShadowAt
 from .chaos import Chaos
 from .conftest import DEFAULT_SEEDS
 from .hand import Hand
+from .life import Life
 from .test_histories import cluster, names_of, restart, run_steps
 from .truth import Violation
-from .world import Life
 
 SHARE = 20  # of the seeds, one in so many is run here
 
