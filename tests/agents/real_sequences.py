@@ -210,6 +210,8 @@ class RealNode:
         if status == 200 and (watchdog := view["agent"]["watchdog_pid"]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(watchdog, signal.SIGKILL)
+            # Else the agent may still tell of the one that is ending, and be killed itself before it has another.
+            until(lambda: not _lives(watchdog), "the watchdog has ended", LIVES_S)
 
     def inject(self, dies_after_s: float | None = None) -> str:
         """A fault of any kind, with an agent that is killed so long after the request, if at all."""
