@@ -9,6 +9,7 @@ Nothing of a token gets here: what is kept of a request is its body, its path an
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections import deque
 from pathlib import Path
@@ -34,7 +35,7 @@ class AuditLog:
     def add(self, record: AuditRecord) -> str:
         """Why it is not on disk; empty: it is. Never raises."""
         with self._lock:
-            self._waiting.append(record)
+            self._waiting.append(_writable(record))
             if self._path is None:
                 return ""
             try:
@@ -67,3 +68,14 @@ class AuditLog:
                     trouble = f"{path}: {error.strerror}"
             found.extend(record for record in self._waiting if record.time >= since)
             return AuditAnswer(records=list(found), trouble=self._trouble or trouble)
+
+
+def _writable(record: AuditRecord) -> AuditRecord:
+    """What a request says is kept also where it is refused, and may be no text that a file can hold; one such record
+    must not be in the way of all later ones."""
+    try:
+        record.model_dump_json()
+    except ValueError:
+        text = json.dumps(record.model_dump(), ensure_ascii=False)
+        return AuditRecord.model_validate_json(text.encode("utf-8", "replace"))
+    return record

@@ -164,12 +164,27 @@ def _state_lock(state_dir: Path) -> Iterator[None]:
     """One agent a state directory: STATE/agent.pid, locked while the agent lives. Raises DaemonProblem."""
     with contextlib.ExitStack() as stack:
         try:
+            if why := _foreign(state_dir):
+                raise DaemonProblem(f"state_dir {state_dir}: {why}", USAGE)
             stack.enter_context(only_one(state_dir / "agent.pid"))
         except Taken as taken:
             raise DaemonProblem(f"state_dir {state_dir}: {taken.why('agent')}") from None
         except OSError as error:
             raise DaemonProblem(f"state_dir {error.filename or state_dir}: {error.strerror}", USAGE) from None
         yield
+
+
+def _foreign(state_dir: Path) -> str:
+    """Who else could put links there, for this agent to write somewhere else; empty: nobody. Raises OSError."""
+    try:
+        found = state_dir.stat()
+    except FileNotFoundError:
+        return ""
+    if found.st_uid not in (0, os.geteuid()):
+        return (
+            f"belongs to user {found.st_uid}, who could have this agent write elsewhere; take another one, or chown it"
+        )
+    return f"other users can write there: chmod o-w {state_dir}" if found.st_mode & 0o002 else ""
 
 
 class _Daemon:
@@ -267,7 +282,7 @@ class _Daemon:
             settings=settings,
             faults=faults,
             parts=parts,
-            tokens=known,
+            tokens=tokens.TokenFile(settings.tokens_file, known, lambda kind, why: emit(kind, settings.node, why)),
             events=self._events,
             poller=self._poller,
             gpus=self._gpus,

@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +135,27 @@ class Listeners:
         if self._unix is not None and self._settings.unix_socket is not None:
             with contextlib.suppress(OSError):
                 self._settings.unix_socket.unlink()
+
+
+class _NotAll(logging.Filter):
+    """Strangers' junk is told of, but not more than once a second: nobody from outside is to fill the journal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING:
+            return True
+        now = time.monotonic()
+        if now - self._said_s < 1.0:
+            return False
+        self._said_s = now
+        return True
+
+
+_LOG = logging.getLogger("uvicorn.error")
+_LOG.addFilter(_NotAll())
 
 
 def server_for(app: ASGIApp, settings: AgentSettings, *, tls: bool) -> _Server:

@@ -11,6 +11,9 @@ import hashlib
 import hmac
 import os
 import stat
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from agents.api.words import Role
 
 MIN_TOKEN = 16  # 16 random hexadecimal digits are 64 bits: nothing that can be guessed over a network
 MAX_BYTES = 1 << 20
+LOOK_S = 1.0  # how often the file is looked at
 KEYS = {"principal", "role", "token"}
 
 
@@ -47,6 +51,53 @@ class Tokens:
             if hmac.compare_digest(known, digest):
                 found = principal
         return found
+
+
+class TokenFile(Tokens):
+    """A file that is read again when it has changed, so that a token is added or taken away without a restart. While
+    it cannot be used, those of before count: an agent that hears nobody could not be told to take a fault back."""
+
+    def __init__(
+        self, path: Path, known: Tokens, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`known`: what was read at the start; `tell`: kind and reason of an event."""
+        super().__init__(known._known)
+        self._path, self._tell, self._clock = path, tell, clock
+        self._mark: object = None
+        self._looked_s = float("-inf")
+        self._lock = threading.Lock()
+
+    def whose(self, token: str) -> Principal | None:
+        with self._lock:
+            self._look()
+        return super().whose(token)
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
+        mark = _mark(self._path)
+        if mark == self._mark:
+            return
+        try:
+            known = load(self._path)._known
+        except TokensProblem as error:
+            self._tell("tokens.failed", f"{error}; the tokens of before count")
+        else:
+            if known != self._known:
+                self._tell("tokens.changed", f"{self._path}: {len(known)} tokens count from now on")
+            self._known = known
+        self._mark = mark
+
+
+def _mark(path: Path) -> object:
+    """Another one when the file is another one."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return error.errno
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid
 
 
 def load(path: Path) -> Tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 API_VERSION = 1
 DEFAULT_PORT = 7610
@@ -20,6 +20,22 @@ class Request(BaseModel):
     """A request to the agent; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_written_down(cls, data: Any) -> Any:
+        """JSON can spell half a character ("\\ud800"), which no file and no answer can hold."""
+        if _half_a_character(data):
+            raise ValueError("a text in it has half a character (a lone surrogate)")
+        return data
+
+
+def _half_a_character(data: Any) -> bool:
+    if isinstance(data, str):
+        return any("\ud800" <= letter <= "\udfff" for letter in data)
+    if isinstance(data, dict):
+        return any(_half_a_character(part) for pair in data.items() for part in pair)
+    return isinstance(data, list) and any(map(_half_a_character, data))
 
 
 class ErrorBody(Answer):

@@ -51,7 +51,7 @@ class NftProgram:
     _works: bool = field(default=False, init=False)
 
     def unsupported(self) -> str:
-        if self._works:
+        if self._works and _program() is not None:
             return ""
         try:
             self._run(["-c", "-f", "-"], "probe packet rules", PROBE)
@@ -82,7 +82,7 @@ class NftProgram:
         return True
 
     def _run(self, arguments: list[str], operation: str, text: str = "") -> str:
-        program = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        program = _program()
         if program is None:
             raise HostError(operation, 0, "the program nft is missing: install the package nftables")
         try:
@@ -97,6 +97,11 @@ class NftProgram:
             words = done.stderr.strip().splitlines()
             raise HostError(operation, 0, words[0] if words else f"nft ended with {done.returncode}")
         return done.stdout
+
+
+def _program() -> str | None:
+    """Looked for each time: it can be installed, and removed, while an agent runs."""
+    return shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def _json(text: str) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
     words = {"extra_forbidden": "there is no such key", "missing": "is missing", "json_invalid": "not JSON"}
-    reason = words.get(first["type"], str(first["msg"]))
+    reason = words.get(first["type"], str(first["msg"]).removeprefix("Value error, "))
     body = ErrorBody(
         code="bad-request", thing=where or "request", reason=reason, hint="the contract: GET /openapi.json"
     )

@@ -120,9 +120,7 @@ def _duration(wish: Wish, limits: Limits) -> Refusal | None:
     if not math.isfinite(wish.duration_s) or wish.duration_s <= 0:
         return Refusal("bad-duration", f"a duration of {wish.duration_s:g} s is not above 0", f"--duration: {cap}")
     if wish.duration_s > limits.max_duration_s:
-        return Refusal(
-            "bad-duration", f"a duration of {wish.duration_s:.0f} s is too long: {cap}", f"--duration: {cap}"
-        )
+        return Refusal("bad-duration", f"a duration of {wish.duration_s:g} s is too long: {cap}", f"--duration: {cap}")
     if wish.dead_man_s is not None and not MIN_DEAD_MAN_S <= wish.dead_man_s <= limits.max_duration_s:
         text = f"dead_man_s of {wish.dead_man_s:g} s is not between {MIN_DEAD_MAN_S:g} and {limits.max_duration_s:g}"
         return Refusal("bad-duration", text)

@@ -156,7 +156,7 @@ class Injector:
                 "ledger",
                 str(target),
                 f"nothing was injected: its undo could not be written ({error})",
-                "make room there",
+                "make room there, or see to it that this can be written",
             ) from None
         except HostError as error:
             raise FaultProblem("failed", str(target), f"nothing was injected: {error}") from None

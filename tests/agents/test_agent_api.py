@@ -275,7 +275,20 @@ def test_a_body_that_is_too_large_is_not_read(agent: LiveAgent) -> None:
         problem(client.post("/v1/faults", content=chunks()), 413, "bad-request")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"kind": NaN}', b"[" * 20000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b'{"kind": NaN}',
+        b"[" * 20000,
+        b'{"kind": "noop", "reason": "\\ud800"}',
+        b'{"kind": "noop", "params": {"\\udfff": 1}}',
+    ],
+)
 def test_a_body_that_is_no_wish(agent: LiveAgent, body: bytes) -> None:
     with agent.client() as client:
         response = client.post("/v1/faults", content=body, headers={"Content-Type": "application/json"})
@@ -298,6 +311,16 @@ def test_junk_and_silence_on_the_port_disturb_nobody(agent: LiveAgent) -> None:
     assert response.status_code == 200
     for sock in silent:
         sock.close()
+
+
+def test_what_strangers_send_does_not_fill_the_log(agent: LiveAgent) -> None:
+    before, begun = agent.text().count("Invalid HTTP"), time.monotonic()
+    for _ in range(40):
+        with socket.create_connection(("127.0.0.1", tcp_port(agent)), timeout=60) as sock:
+            sock.sendall(b"\x16\x03\x01\r\n\r\n")
+            sock.recv(4096)
+    told = agent.text().count("Invalid HTTP") - before
+    assert told <= time.monotonic() - begun + 1
 
 
 def test_unfinished_headers_are_dropped_after_a_while(agent: LiveAgent) -> None:

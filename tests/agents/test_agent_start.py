@@ -195,6 +195,49 @@ def test_a_token_names_its_principal(tmp_path: Path) -> None:
     assert known.whose(GOOD["token"] + "x") is None
 
 
+def test_a_token_file_that_changes_counts_at_once_and_one_that_is_wrong_does_not(tmp_path: Path) -> None:
+    path, now, told = tmp_path / "tokens.yaml", [0.0], []
+    write(path, [GOOD])
+    known = tokens.TokenFile(path, tokens.load(path), lambda kind, why: told.append((kind, why)), lambda: now[0])
+    assert known.whose(GOOD["token"]) is not None
+    rotated = {**GOOD, "token": "another-token-of-ann"}
+    write(path, [rotated])
+    assert known.whose(rotated["token"]) is None, "the file is looked at once a second"
+    now[0] += 1.0
+    assert known.whose(rotated["token"]) == tokens.Principal("ann", Role.CHAOS)
+    assert known.whose(GOOD["token"]) is None, "a token that was taken away lets nobody in any more"
+    path.chmod(0o644)
+    for _ in range(3):
+        now[0] += 1.0
+        assert known.whose(rotated["token"]) is not None, "a file that cannot be used takes nothing away"
+    path.unlink()
+    now[0] += 1.0
+    assert known.whose(rotated["token"]) is not None
+    assert [kind for kind, _ in told] == ["tokens.changed", "tokens.failed", "tokens.failed"]
+    assert "chmod 600" in told[1][1]
+    write(path, [GOOD])
+    now[0] += 1.0
+    assert known.whose(rotated["token"]) is None
+    assert not any(rotated["token"] in why or GOOD["token"] in why for _, why in told)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory to somebody else")
+def test_a_state_directory_of_somebody_else_is_not_written_to(refusal: Refusal, tmp_path: Path) -> None:
+    """Its owner could have put links there, for root to write behind."""
+    victim = tmp_path / "victim"
+    with live_agent() as agent:
+        agent.state.mkdir()
+        for name in ("events.jsonl", "audit.jsonl", "agent.pid"):
+            (agent.state / name).symlink_to(victim)
+        os.chown(agent.state, 65533, 65533)
+        assert f"state_dir {agent.state}: belongs to user 65533" in refusal(agent)
+        os.chown(agent.state, 0, 0)
+        agent.state.chmod(0o777)
+        assert "chmod o-w" in refusal(agent)
+    assert not victim.exists()
+
+
 # --- weight -------------------------------------------------------------------------------------------------------
 
 

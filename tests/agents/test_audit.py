@@ -110,3 +110,13 @@ def test_every_request_for_a_change_is_in_it(tmp_path: Path) -> None:
         text = (agent.state / "audit.jsonl").read_text()
         assert len(text.splitlines()) == len(records)
         assert not any(secret in text for secret in (*TOKENS.values(), "secret-of-a-guess"))
+
+
+def test_half_a_character_in_a_request_is_in_the_way_of_no_later_record(tmp_path: Path) -> None:
+    """A refused request is kept as it came, and JSON can spell what no file can hold."""
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    assert log.add(record(1, why="a \ud800 b", asks={"kind\udfff": "\ud801"})) == ""
+    assert log.add(record(2)) == ""
+    assert [r.why for r in AuditLog(path).read(0, 10).records] == ["a ? b", "drill 2"]
+    assert AuditLog(None).add(record(3, why="\ud800")) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from agents.host.errors import HostError
 from agents.host.links import LinkMode, NetlinkLinks, find
 from agents.host.netns import may_change_network, namespace_inode
 from agents.host.netobjects import RTNEXTHOP, parse_address, parse_neighbour, parse_route
+from agents.host.nft import NftProgram
 from agents.host.rtnl import RTMSG, attr_map, attrs, pack_attr
 from agents.host.sysfs import Sysfs
 
@@ -132,3 +134,12 @@ def test_an_error_names_operation_number_and_words() -> None:
     error = HostError.of("set rail0 up", OSError(16, "Device or resource busy"))
     assert (error.operation, error.errno, error.name) == ("set rail0 up", 16, "EBUSY")
     assert str(error) == "set rail0 up: Device or resource busy"
+
+
+def test_a_program_that_is_removed_meanwhile_is_missed_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    nft = NftProgram()
+    nft._works = True
+    if shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin:/bin") is not None:
+        assert nft.unsupported() == "", "what worked once is not tried again"
+    monkeypatch.setattr("agents.host.nft.shutil.which", lambda *_a, **_k: None)
+    assert "the program nft is missing: install the package nftables" in nft.unsupported()
