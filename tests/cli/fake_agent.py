@@ -1,33 +1,21 @@
-"""Agents for tests of ftctl: real HTTP on real Unix sockets, answers of the published contract, states set by hand.
-
-Each FakeAgent can also misbehave as agents do in life: hang, close the connection without an answer, send junk.
-"""
+"""Agents for tests of ftctl: real HTTP on real Unix sockets, answers of the published contract, states set by hand."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import socket
-import socketserver
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
-
-from pydantic import BaseModel, ValidationError
 
 from agents.api import cordon, evidence, halt, policy, policyfile, safety
 from agents.api import models as m
-from agents.api.job import CheckpointState
 from agents.host.linksockets import LinkAnswer, LinkSocket
 from agents.monitors.links import LinkBook
 
-TOKEN = "0123456789abcdef0123456789abcdef"
+from .fake_job import FakeJob, replica
+from .fake_server import TOKEN, FakeServer, refuse
+
 MAX_DURATION_S = 900.0
 NOW = 1000.0  # of the looks at links
 
@@ -46,85 +34,10 @@ def nic(name: str, **change: Any) -> m.NicView:
     return m.NicView(**{**base, **change})
 
 
-def replica(name: str, node: str, state: str = "contributing", **change: Any) -> m.ReplicaState:
-    base: dict[str, Any] = {
-        "name": name,
-        "state": state,
-        "reason": "",
-        "since": time.time() - 5,
-        "incarnation": 1,
-        "slot": int(name[1:]),
-        "step": 100,
-        "nodes": [node],
-        "heartbeat_age_ms": 40.0,
-        "phase": "FORWARD",
-        "loss": 2.5,
-        "step_ms": 200.0,
-    }
-    return m.ReplicaState(**{**base, **change})
-
-
-@dataclass
-class FakeJob:
-    """The coordinator behind the agents; None in FakeCluster.job means that it is dead."""
-
-    replicas: dict[str, m.ReplicaState]
-    state: str = "running"
-    reason: str = ""
-    min_replicas: int = 2
-    replicas_wanted: int = 0  # all, if not said
-    spares_wanted: int = 0
-    after_rejoin: str = "starting"
-    supervised: list[tuple[str, str, str]] = field(default_factory=list)  # (agent, verb, replica)
-    stalls: list[m.StallState] = field(default_factory=list)
-    events: list[m.EventRecord] = field(default_factory=list)
-    actions: list[tuple[str, str, m.ReplicaAction]] = field(default_factory=list)
-    accounting: m.JobAccount | None = None
-    checkpoint: CheckpointState = field(default_factory=CheckpointState)
-
-    def view(self) -> m.JobState:
-        contributors = [name for name, r in self.replicas.items() if r.state == "contributing"]
-        return m.JobState(
-            name="main",
-            state=self.state,
-            reason=self.reason,
-            step=100,
-            term=1,
-            epoch=7,
-            contributors=contributors,
-            replicas_wanted=self.replicas_wanted or len(self.replicas),
-            spares_wanted=self.spares_wanted,
-            min_replicas=self.min_replicas,
-            replicas=list(self.replicas.values()),
-            stalls=self.stalls,
-            settings={"evict_after_s": 2.0},
-            step_ms_median=201.0,
-            pid=4242,
-            started=time.time() - 60,
-            accounting=self.accounting,
-            checkpoint=self.checkpoint,
-        )
-
-    def set(self, name: str, state: str, **change: Any) -> None:
-        self.replicas[name] = self.replicas[name].model_copy(update={"state": state, "since": time.time(), **change})
-
-
-@dataclass
-class Refuse(Exception):
-    status: int
-    body: m.ErrorBody
-
-
-def refuse(code: str, thing: str, reason: str, hint: str = "") -> Refuse:
-    return Refuse(m.ERROR_CODES[code][0], m.ErrorBody(code=code, thing=thing, reason=reason, hint=hint))
-
-
-class FakeAgent:
+class FakeAgent(FakeServer):
     def __init__(self, cluster: FakeCluster, name: str, path: Path) -> None:
+        super().__init__(name, path)
         self.cluster = cluster
-        self.name = name
-        self.path = path
-        self.mode = "ok"
         self.nics = [nic("rail0"), nic("rail1"), nic("mgmt0", role="mgmt")]
         self.faults: list[m.FaultView] = []
         self.events: list[m.EventRecord] = []
@@ -134,110 +47,19 @@ class FakeAgent:
         ]
         self.problems: list[m.ProblemView] = []
         self.cordon: cordon.CordonView | None = None
-        self.metrics = ""
         self.halt: halt.HaltView | None = None
         self.policy_mode = "observe"
         self.gpus = m.GpuSummary(note="no GPUs (NVML not found)")
         self.stacks: list[evidence.RankStacks] = []
         self.links = LinkBook(0.0)
         self.reports_links = True  # of its ranks
-        self.requests: list[tuple[str, str]] = []
         self.blast: safety.BlastView | None = None  # as an agent that knows no such limits
         self.asked: list[m.InjectRequest] = []
         self.before_inject_answer: Callable[[], None] = lambda: None
         self.cancelled: set[str] = set()
         self.revert_state = m.FaultState.REVERTED
-        self._server: socketserver.BaseServer | None = None
-        self._connections: set[socket.socket] = set()
-        self._down = threading.Event()
 
-    # --- serving -----------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        agent = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                agent._handle(self, "GET")
-
-            def do_POST(self) -> None:
-                agent._handle(self, "POST")
-
-            def address_string(self) -> str:
-                return "unix"
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-            daemon_threads = True
-            request_queue_size = 64
-
-            def handle_error(self, *args: Any) -> None:
-                pass
-
-            def process_request(self, request: Any, client_address: Any) -> None:
-                agent._connections.add(request)
-                super().process_request(request, client_address)
-
-            def shutdown_request(self, request: Any) -> None:
-                agent._connections.discard(request)
-                super().shutdown_request(request)
-
-        self._down = threading.Event()
-        self.path.unlink(missing_ok=True)
-        self._server = Server(str(self.path), Handler)
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def stop(self) -> None:
-        """As a killed agent: the socket file stays, nobody listens, and what was connected is cut off."""
-        if self._server is not None:
-            self._down.set()
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-            for connection in list(self._connections):
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def _handle(self, http: BaseHTTPRequestHandler, method: str) -> None:
-        length = int(http.headers.get("content-length") or 0)
-        body = http.rfile.read(length)
-        path = urlsplit(http.path)
-        self.requests.append((method, path.path))
-        if self.mode == "hang":
-            self._down.wait(30)
-            http.close_connection = True
-            return
-        if self.mode == "close" or (self.mode == "close-posts" and method == "POST"):
-            http.close_connection = True
-            return
-        if self.mode == "redirect":
-            _answer(http, 307, b"", {"location": "http://127.0.0.1:1/"})
-            return
-        if self.mode == "junk":
-            _answer(http, 200, b"<html>hello</html>")
-            return
-        if self.mode == "huge":
-            _answer(http, 200, b"[" + b" " * (17 * 1024 * 1024) + b"]")
-            return
-        try:
-            if path.path == "/metrics" and http.headers.get("authorization") == f"Bearer {TOKEN}":
-                _answer(http, 200, self.metrics.encode())
-                return
-            if path.path != "/healthz" and http.headers.get("authorization") != f"Bearer {TOKEN}":
-                raise refuse("unauthorized", f"agent of {self.name}", "the token is not known here")
-            _answer(http, 200, _json(self._route(method, path.path, parse_qs(path.query), body)))
-        except Refuse as error:
-            _answer(http, error.status, _json(error.body))
-        except ValidationError as error:
-            _answer(http, 422, _json(m.ErrorBody(code="bad-request", thing=path.path, reason=str(error.errors()[0]))))
-        except BrokenPipeError:
-            http.close_connection = True
-
-    def _route(self, method: str, path: str, query: dict[str, list[str]], body: bytes) -> Any:
+    def answer(self, method: str, path: str, query: dict[str, list[str]], body: bytes) -> Any:
         if method == "GET":
             after = int(query.get("after", ["0"])[0])
             if path == "/v1/node":
@@ -402,7 +224,7 @@ class FakeAgent:
         until = time.monotonic() + min(wait_s, 30)
         while True:
             found = [e for e in self.events if e.seq > after]
-            if found or time.monotonic() >= until or self._down.wait(0.02):
+            if found or time.monotonic() >= until or self.down.wait(0.02):
                 return m.EventsAnswer(events=found, last=max([0, *(e.seq for e in self.events)]), boot=self.boot)
 
     def _inject(self, request: m.InjectRequest) -> m.FaultView:
@@ -515,33 +337,3 @@ class FakeCluster:
     def stop(self) -> None:
         for agent in self.agents.values():
             agent.stop()
-
-
-def event(seq: int, source: str, kind: str, thing: str, reason: str = "", **change: Any) -> m.EventRecord:
-    return m.EventRecord(
-        **{
-            "seq": seq,
-            "time": time.time() - 1000 + seq,
-            "source": source,
-            "kind": kind,
-            "object": thing,
-            "reason": reason,
-            **change,
-        }
-    )
-
-
-def _json(value: Any) -> bytes:
-    if isinstance(value, list):
-        return json.dumps([item.model_dump(mode="json", by_alias=True) for item in value]).encode()
-    assert isinstance(value, BaseModel)
-    return value.model_dump_json(by_alias=True).encode()
-
-
-def _answer(http: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-    http.send_response(status)
-    for name, value in (headers or {}).items():
-        http.send_header(name, value)
-    http.send_header("content-length", str(len(body)))
-    http.end_headers()
-    http.wfile.write(body)

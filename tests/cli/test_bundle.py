@@ -17,7 +17,9 @@ from agents.api import models as m
 from ftctl.bundling import Bundle, opened, without_secrets
 
 from .conftest import Run
-from .fake_agent import TOKEN, FakeCluster, event
+from .fake_agent import FakeCluster
+from .fake_job import event
+from .fake_server import TOKEN
 
 
 def unpacked(path: Path) -> dict[str, bytes]:

@@ -17,7 +17,9 @@ from agents.api.halt import HaltView
 from ftctl.playbook.journal import read
 
 from .conftest import AFTER, BOOK, Run
-from .fake_agent import FakeCluster, event, refuse
+from .fake_agent import FakeCluster
+from .fake_job import event
+from .fake_server import refuse
 
 
 def open_faults(cluster: FakeCluster) -> list[str]:

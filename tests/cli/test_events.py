@@ -12,7 +12,8 @@ from ftctl.config import Flags, load
 from ftctl.context import World
 
 from .conftest import Run
-from .fake_agent import FakeCluster, event
+from .fake_agent import FakeCluster
+from .fake_job import event
 
 
 def test_events_of_all_sources_in_the_order_of_time_each_once(ftctl: Run, cluster: FakeCluster) -> None:

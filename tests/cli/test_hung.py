@@ -7,7 +7,8 @@ import time
 from agents.api.models import EventRecord, ProcessView
 
 from .conftest import Run
-from .fake_agent import FakeCluster, FakeJob, replica
+from .fake_agent import FakeCluster
+from .fake_job import FakeJob, replica
 
 
 def job_of(cluster: FakeCluster) -> FakeJob:

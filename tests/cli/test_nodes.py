@@ -5,7 +5,8 @@ from __future__ import annotations
 from agents.api import models as m
 
 from .conftest import Run
-from .fake_agent import FakeCluster, FakeJob
+from .fake_agent import FakeCluster
+from .fake_job import FakeJob
 
 
 def job_of(cluster: FakeCluster) -> FakeJob:

@@ -19,7 +19,8 @@ from ftctl.exit_codes import ExitCode, most_urgent
 from ftctl.render.tables import Items, table
 from ftctl.render.tables import show as show_parts
 
-from .fake_agent import FakeAgent, FakeCluster, FakeJob, nic, replica
+from .fake_agent import FakeAgent, FakeCluster, nic
+from .fake_job import FakeJob, replica
 
 # --- durations -------------------------------------------------------------------------------------------------------
 

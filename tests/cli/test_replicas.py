@@ -9,7 +9,8 @@ import pytest
 from agents.api import models as m
 
 from .conftest import Run
-from .fake_agent import FakeCluster, FakeJob, event, replica
+from .fake_agent import FakeCluster
+from .fake_job import FakeJob, event, replica
 
 
 def job_of(cluster: FakeCluster) -> FakeJob:

@@ -10,7 +10,8 @@ from agents.api.job import CheckpointState
 from ftctl.context import World
 
 from .conftest import Run
-from .fake_agent import FakeCluster, nic, replica
+from .fake_agent import FakeCluster, nic
+from .fake_job import replica
 
 
 def test_a_healthy_cluster_on_one_page(ftctl: Run) -> None:

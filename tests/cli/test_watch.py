@@ -29,7 +29,8 @@ from ftctl.errors import AgentUnreachable, CliError
 from ftctl.render.watch import Screen, sparkline
 
 from .conftest import Run
-from .fake_agent import FakeCluster, event, replica
+from .fake_agent import FakeCluster
+from .fake_job import event, replica
 
 T0 = 1_790_000_000.0
 

@@ -10,7 +10,8 @@ from agents.api.words import Health
 from ftctl import nearest
 
 from .conftest import Run
-from .fake_agent import FakeCluster, event
+from .fake_agent import FakeCluster
+from .fake_job import event
 
 
 def test_why_a_node_is_as_it_is_from_its_agent_to_the_replicas_on_it(ftctl: Run, cluster: FakeCluster) -> None:
