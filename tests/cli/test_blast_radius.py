@@ -165,7 +165,7 @@ HANG, DOWN_0, DOWN_1 = "proc-hang", "target: {node: node1, nic: rail0}", "target
         ),
         (
             ("link-loss", f"{DOWN_0}, with: {{percent: 1}}"),
-            ("link-down", DOWN_0),
+            ("link-down", "target: {replica: r1, rail: 0}"),  # the file alone does not say that it is the same
             "link-loss on node1/rail0 would be",
         ),
         (("link-down", DOWN_0), ("link-down", DOWN_1), "rail1 would be the last healthy rail of node1"),
