@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from ftctl.plain import harmless
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -78,8 +80,8 @@ class World:
         print(text, file=self.stdout, flush=True)
 
     def say(self, text: str) -> None:
-        """Talk, to stderr."""
-        print(text, file=self.stderr, flush=True)
+        """Talk, to stderr. Other people's words are in it."""
+        print(harmless(text), file=self.stderr, flush=True)
 
     def can_ask(self) -> bool:
         """True when a person is there to answer a question."""

@@ -46,6 +46,7 @@ def events(
     from ftctl.exit_codes import most_urgent
     from ftctl.render import document
     from ftctl.render import events as view
+    from ftctl.render.tables import Harmless
 
     world = cluster.world
     nodes = nodes_named(cluster.inventory, node)
@@ -64,7 +65,7 @@ def events(
         elif cluster.output.for_machines:
             world.out(document.as_line({"schema": document.SCHEMA, **view.document(event)}))
         else:
-            console.print(view.line(event), soft_wrap=True)
+            console.print(Harmless(view.line(event)), soft_wrap=True)
             world.stdout.flush()
 
     if cluster.output is OutputFormat.YAML and (follow or incident is not None):

@@ -15,6 +15,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from ftctl.plain import harmless
+
 GOOD = "green"
 PASSING = "yellow"
 BAD = "red"
@@ -130,13 +132,24 @@ def fault_style(state: str) -> str:
     return {"stuck": BAD, "reverted": FAINT}.get(state, PASSING)
 
 
+class Harmless:
+    """Reasons and names come from other users and from the network: what would rewrite the terminal is blanked."""
+
+    def __init__(self, part: ConsoleRenderable) -> None:
+        self._part = part
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._part, options):
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+
 def show(console: Console, *parts: ConsoleRenderable) -> None:
     """Print the parts with an empty line between them. In a file or a pipe, lines do not end in white space."""
     with console.capture() as captured:
         for index, part in enumerate(parts):
             if index:
                 console.print()
-            console.print(part)
+            console.print(Harmless(part))
     text = captured.get()
     if not console.is_terminal:
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())

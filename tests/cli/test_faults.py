@@ -273,3 +273,21 @@ def _start(inventory: Path, *args: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_a_reason_does_not_rewrite_the_terminal_of_who_reads_it(ftctl: Run, cluster: FakeCluster) -> None:
+    """An escape sequence, a carriage return and a turned direction of writing, by another user's hand."""
+    evil = "x\x1b[2J\x1b[31mall is well\rnode1 \x9b2K\u202ellaf\x07"
+    made = ftctl("inject", "link-down", "--node", "node1", "--nic", "rail0", "--reason", evil)
+    assert made.code == 0
+    for result in (
+        made,
+        ftctl("faults"),
+        ftctl("why", "fault", "f-node1-0"),
+        ftctl("status"),
+        ftctl("revert", "--all"),
+    ):
+        said = result.out + result.err
+        assert not set("\x1b\r\x9b\x07\u202e") & set(said), ascii(said)
+    assert "all is well" in made.out
+    assert evil in ftctl("faults", "--all", "-o", "json").json()["faults"][0]["reason"], "data is what it is"
