@@ -166,7 +166,7 @@ class Assembly:
 
     def _admit(self, stranger: _Stranger, hello: RankHello) -> None:
         settings, rank = self._settings, hello.info.rank
-        theirs = RankFacts(hello.plan, hello.state, hello.last_step)
+        theirs = RankFacts(hello.plan, hello.state, hello.last_step, hello.data_plane)
         unfit = ""
         if hello.version != TEAM_VERSION:
             unfit = f"another version of ftctl (protocol {hello.version}, here {TEAM_VERSION})"

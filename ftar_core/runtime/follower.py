@@ -190,6 +190,7 @@ class TeamFollower:
                 plan=self._facts.plan,
                 state=self._facts.state,
                 last_step=self._facts.last_step,
+                data_plane=self._facts.data_plane,
                 nonce=mine,
                 proof=prove(settings.token, PURPOSE_HELLO, settings.job, challenge.nonce),
             )

@@ -56,12 +56,15 @@ class RankFacts:
     plan: str
     state: str
     last_step: int
+    data_plane: str = "host"
 
 
 def misfit(mine: RankFacts, theirs: RankFacts, rank: int) -> str:
     """Why this rank's script cannot be that of the leader; empty if it can."""
     if mine.last_step != theirs.last_step:
         return f"rank {rank} wants to end after step {theirs.last_step}, rank 0 after step {mine.last_step}"
+    if mine.data_plane != theirs.data_plane:
+        return f"rank {rank} has data_plane={theirs.data_plane}, rank 0 has {mine.data_plane}"
     return ""
 
 

@@ -190,7 +190,7 @@ class Wiring:
 
         if settings.world_size == 1:
             return MemberRuntime(settings, self, machine(state_digest), extra=extra)
-        facts = RankFacts(self._plan.hash, state_digest, self._last_step)
+        facts = RankFacts(self._plan.hash, state_digest, self._last_step, settings.data_plane)
         team: TeamLeader | TeamFollower
         if settings.rank == 0:
             team = TeamLeader(

@@ -57,6 +57,7 @@ class RankHello(Message, frozen=True):
     nonce: bytes
     proof: bytes
     version: int = TEAM_VERSION
+    data_plane: str = "host"
 
 
 class TeamWelcome(Message, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ class ShardedRecipe:
     sharded: bool = True
     checkpoint: ftar_core.Checkpoint | None = None
     turns: Path | None = None  # where each turn of the loop writes its process and step
+    before: Callable[[], None] | None = None  # done in the process first
 
 
 def model_of(width: int) -> nn.Sequential:
@@ -54,6 +56,8 @@ def run(recipe: ShardedRecipe) -> None:
 
 
 def train(recipe: ShardedRecipe) -> None:
+    if recipe.before is not None:
+        recipe.before()
     inputs, targets = data()
     model = model_of(recipe.width)
     if recipe.sharded:

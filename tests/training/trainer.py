@@ -95,6 +95,7 @@ class Recipe:
     file_bytes: int = 0  # no file of this process grows beyond (RLIMIT_FSIZE): a disk that is full
     on_device: bool = False  # gradients are reduced as those of a GPU are (ondevice.py)
     max_norm: float = 0.0  # gradients are clipped to it; 0: they are not
+    nccl_abort_s: float = 30.0
     before: Callable[[], None] | None = None  # done in the process first
     states: Path | None = None  # where the digest of the whole state is written after each step
 
@@ -197,6 +198,7 @@ def train(recipe: Recipe) -> None:
             retain=recipe.retain,
             retain_bytes=recipe.retain_bytes,
             reduce="device" if recipe.on_device else "",
+            nccl_abort_s=recipe.nccl_abort_s,
         ),
         link_options=links,
     )

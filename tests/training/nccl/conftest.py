@@ -40,6 +40,12 @@ class NcclJob(Job):
     def start(self, *names: str, environment: dict[str, str] | None = None, **options: Any) -> None:
         super().start(*names, environment=environment, before=partial(use, self.library), **options)
 
+    def start_team(
+        self, *names: str, ranks: int = 2, environment: dict[str, str] | None = None, **options: Any
+    ) -> None:
+        before = partial(use, self.library)
+        super().start_team(*names, ranks=ranks, environment=environment, before=before, **options)
+
     def switch(self, what: str, *, on: bool = True) -> None:
         (self.switches / what).touch() if on else (self.switches / what).unlink(missing_ok=True)
 

@@ -175,6 +175,7 @@ def test_ranks_that_wish_for_different_ends_do_not_fit() -> None:
     mine = RankFacts("p", "s", 10)
     assert misfit(mine, replace(mine, plan="q", state="t"), 1) == ""
     assert "rank 1 wants to end after step 12" in misfit(mine, replace(mine, last_step=12), 1)
+    assert misfit(mine, replace(mine, data_plane="nccl"), 1) == "rank 1 has data_plane=nccl, rank 0 has host"
 
 
 @pytest.mark.parametrize("seed", range(40))
