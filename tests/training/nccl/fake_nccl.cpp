@@ -191,7 +191,10 @@ struct Comm {
       const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
       Header hello{};
       if (fd < 0 || !move(fd, &hello, sizeof hello, false)) return false;
-      if (hello.sequence != id.nonce) std::abort();
+      if (hello.sequence != id.nonce) {  // a member of a communicator that is gone, whose port this is now
+        ::close(fd);
+        continue;
+      }
       peers[static_cast<size_t>(hello.rank)] = fd;
       --missing;
     }

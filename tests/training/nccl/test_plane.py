@@ -18,11 +18,14 @@ from torch import nn
 
 from ftar_core.errors import SettingsError
 from ftar_core.nccllib import Library
+from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.nccl.device import device_for
 from ftar_core.training.nccl.plane import NcclPlane, Parts
 from ftar_core.training.nccl.retained import OnDevice, retain_there
 from ftar_core.training.plan import make_plan
 from ftar_core.training.retention import unpinned
+from tests.training.test_gradients import TwoHeads, reference
+from tests.training.test_staging import Announced, LateLane, finish
 
 from .fake import HostDevice, build
 
@@ -148,7 +151,7 @@ def team(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[.
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 6
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -287,3 +290,33 @@ def test_what_cannot_be_reduced_by_nccl_is_refused_with_the_next_thing_to_do() -
     assert kept.keeps
     kept[0].fill_(2.0)
     assert kept.squares(0) == 4.0 * kept[0].numel()
+
+
+def test_gradients_are_gathered_on_the_device_behind_its_own_copies_and_zeros_in_their_turn() -> None:
+    """The lane that takes gradients to the host with the other plane takes them into buffers on the device here."""
+    torch.manual_seed(0)
+    model, lane = TwoHeads(), LateLane()
+    plan = make_plan(model, 100)
+    retained, announced = OnDevice(plan, HostDevice(build())), Announced()
+    taker = GradientTaker(model, plan, announced, retained, {torch.device("cpu"): lane})
+    announced.taker = taker
+    x = torch.randn(5, 4)
+    for weight in (3.0, 0.0):
+        announced.seen.clear()
+        lane.flowing = False
+        taker.begin(Mode.TAKE)
+        taker.weight = weight
+        model(x).backward()
+        assert not announced.seen, "the copies, and the zeros of a weight of 0, have not been made"
+        finish(taker, lane)
+        announced.wait(len(plan.all_buckets))
+        expected = reference(x)
+        for bucket in plan.buckets:
+            for slot in bucket.slots:
+                got = announced.seen[bucket.index][slot.offset : slot.offset + slot.count].view(slot.shape)
+                assert torch.equal(got, expected[slot.name] * weight), slot.name
+        squares = sum(float((g * weight).double().square().sum()) for g in expected.values())
+        assert taker.own_norm == pytest.approx((squares**0.5) / (weight or 1.0), rel=1e-5)
+        assert taker.inputs_finite()
+    assert float(taker.retained[plan.tally.index][1]) == 5.0
+    taker.close()
