@@ -389,7 +389,8 @@ API int ncclAllReduce(const void* source, void* target, size_t count, int type, 
     for (int i = 0; i < 3 || on("hold-launch"); ++i) nap();
     ++comm->busy;
     stream->add(work);
-    comm->state = kSuccess;
+    int launching = kInProgress;
+    comm->state.compare_exchange_strong(launching, kSuccess);  // unless it has failed by now
   });
   return kInProgress;
 }
