@@ -61,7 +61,10 @@ class One:
         self.members[epoch] = len(members)
 
     def activate(self, epoch: bytes) -> None:
-        with self.hub.lock:
+        with self.hub.lock:  # as the engine: nothing of another epoch is read or written from here on
+            for others in self.hub.active.values():
+                others[:] = [one for one in others if one is not self]
+            self.words.clear()
             self.hub.active.setdefault(epoch, []).append(self)
 
     def discard(self, epoch: bytes) -> None: ...
@@ -73,6 +76,8 @@ class One:
             self.other.append(bucket)
             return
         with self.hub.lock:
+            if self not in self.hub.active[epoch]:
+                return
             self.words[epoch] = src, dst, bucket
             there = [one for one in self.hub.active[epoch] if epoch in one.words]
             if self.hub.cut or len(there) < self.members[epoch]:
@@ -81,8 +86,9 @@ class One:
             for one in there:
                 given = (ctypes.c_int32 * 32).from_address(one.words[epoch][0])
                 sums += torch.tensor(list(given), dtype=torch.int32)
+            for one in there:
+                ctypes.memmove(one.words[epoch][1], sums.data_ptr(), 128)
         for one in there:
-            ctypes.memmove(one.words[epoch][1], sums.data_ptr(), 128)
             assert one.plane is not None
             assert one.plane.heard(epoch, bucket)
 
