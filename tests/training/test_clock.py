@@ -34,7 +34,7 @@ DATES = {
     "agents/views.py": "the moment of an answer",
     "agents/events.py": "dates of events",
     "agents/cordon.py": "since when a node is set apart, for people; its age is what an operator reads",
-    "agents/daemon.py": "when an Xid was injected into the agent, for people",
+    "agents/assembly.py": "when an Xid was injected into the agent, for people",
     "agents/http/audited.py": "when a request came, for people",
     "agents/monitors/poller.py": "when counters were read, beside the monotonic time; they outlive a reboot",
     "agents/helper/audit.py": "when a request came, for people",
