@@ -2,8 +2,6 @@
 
 Skipped without a device. `tests/gpu/run.sh` runs these and writes the figures into the JSON file FTAR_GPU_FIGURES."""
 
-import json
-import os
 import time
 
 import pytest
@@ -16,6 +14,7 @@ from ftar_core.training.plan import make_plan
 from ftar_core.training.snapshots import Copier, Held
 from ftar_core.training.state import look_at_state
 from ftar_core.wire.ids import NO_EPOCH
+from tests.gpu.figures import note
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,10 +76,7 @@ def test_bandwidth_of_the_lane_beside_a_bare_pinned_copy() -> None:
             times.append(time.perf_counter() - began)
             assert torch.equal(target[-count:], sources[-1].cpu())
         best[name] = target.numel() * 4 / min(times) / 1e9
-    if path := os.environ.get("FTAR_GPU_FIGURES"):
-        figures = {"device": torch.cuda.get_device_name(), "bytes": target.numel() * 4, "GB/s": best}
-        with open(path, "w") as file:
-            json.dump(figures, file)
+    note("lane", bytes=target.numel() * 4, **{"GB/s": best})
 
 
 def test_a_state_is_copied_beside_kernels_of_the_training() -> None:
