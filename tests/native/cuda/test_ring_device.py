@@ -263,6 +263,18 @@ def test_a_device_that_fails_fails_the_bucket_with_the_drivers_word(how: str) ->
         assert name in device.failure()
 
 
+def test_what_a_failure_ended_does_not_count_as_done() -> None:
+    """The very last piece of work fails: its event comes all the same."""
+    values = np.ones(5_000, np.float32)
+    with fake_gpu(delay_us=40_000) as gpu, Bench(["gpu"], gpu) as bench:  # later than the submission
+        epoch = bench.cluster.start()
+        gpu.set("fail_task", 0)
+        bench.submit(0, epoch, 1, 0, bench.put(0, values), bench.put(0, np.zeros_like(values)), values, "float32")
+        end = bench.cluster.wait(0, lambda e: e["type"] in {"failed", "reduced"})
+        assert end["type"] == "failed"
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS" in end["reason"]
+
+
 def test_no_pinned_memory_is_one_clear_error_and_the_engine_goes_on_without_a_device() -> None:
     with fake_gpu() as gpu, Cluster(1) as cluster:
         device = gpu.device()
