@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import socket
 import ssl
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from certificates import certificate
 from live_agent import TOKENS, LiveAgent, live_agent, write
 
 from agents import daemon, settings, tokens
@@ -109,37 +109,6 @@ def test_a_key_that_is_none_is_said_in_one_line(tmp_path: Path, refusal: Refusal
     junk.chmod(0o600)
     with live_agent(listen="127.0.0.1:0", tls_cert=str(junk), tls_key=str(junk)) as agent:
         assert "not a certificate" in refusal(agent)
-
-
-def certificate(directory: Path) -> tuple[Path, Path]:
-    import ipaddress
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "node1")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    cert = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = directory / "cert.pem", directory / "key.pem"
-    cert_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
-    key_path.touch(mode=0o600)
-    key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return cert_path, key_path
 
 
 # --- tokens -------------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from agent_network import Namespace, add_rail, needs_root
+from certificates import certificate
 from fake_links import FakeClock, FakeLinks, address
 from live_agent import TOKENS, live_agent
 from pyroute2 import IPRoute
-from test_agent_start import certificate
 
 from agents.api.words import FaultState
 from agents.host.machine import Machine

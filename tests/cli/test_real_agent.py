@@ -5,8 +5,6 @@ The fault is noop (a marker file), so it needs neither root nor a namespace; TLS
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import signal
 import socket
@@ -17,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import certificate
 from ports import claim_port
 
 from ftctl.app import main
@@ -33,7 +32,7 @@ class RealAgent:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = claim_port()
-        _certificate(folder)
+        certificate(folder, "node0")
         _private(
             folder / "tokens.yaml",
             f"- {{principal: carla, role: chaos, token: {CHAOS}}}\n"
@@ -83,36 +82,6 @@ class RealAgent:
 def _private(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o600)
-
-
-def _certificate(folder: Path) -> None:
-    """A certificate for 127.0.0.1 that is its own authority."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "node0")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _private(
-        folder / "key.pem",
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ).decode(),
-    )
 
 
 @pytest.fixture
@@ -226,7 +195,7 @@ def test_over_tls_with_the_right_and_the_wrong_authority(
 ) -> None:
     inventory = agent.folder / "tls.yaml"
     assert bare("faults", "--inventory", str(inventory)).code == 0
-    _certificate(tmp_path)  # another authority
+    certificate(tmp_path, "node0")  # another authority
     (agent.folder / "cert.pem").write_bytes((tmp_path / "cert.pem").read_bytes())
     refused = bare("faults", "--inventory", str(inventory))
     assert refused.code == 6

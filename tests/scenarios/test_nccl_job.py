@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.conftest import needs_namespaces
 
 from ftctl.app import main
 from ftctl.context import World
-from ftctl.lab import namespaces, teardown
+from ftctl.lab import teardown
 from ftctl.lab.manifest import load_manifest
 from ftctl.lab.paths import LabPaths, runtime_dir_for
 from ftctl.lab.processes import processes_of
@@ -29,24 +30,7 @@ FTCTL = Path(sys.executable).with_name("ftctl")
 NODES = ("node0", "node1")
 
 
-def can_make_namespaces() -> bool:
-    if os.geteuid() == 0:
-        return True
-    child = os.fork()
-    if child == 0:
-        try:
-            namespaces.become_root_of_user_namespace()
-            namespaces.new_network()
-        except namespaces.NamespaceError:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
-
-
-pytestmark = [
-    pytest.mark.skipif(not can_make_namespaces(), reason="neither root nor user namespaces: no lab on this machine"),
-    pytest.mark.timeout(240),
-]
+pytestmark = [needs_namespaces, pytest.mark.timeout(240)]
 
 
 @dataclass
