@@ -4,7 +4,7 @@
     JOINING  NCCL connects them; nobody waits for a call to return
     OPEN     buckets are reduced
     ALONE    an epoch of one member has no communicator: its sums are copies
-    FAILED   NCCL says that it cannot go on; only another epoch helps
+    FAILED   NCCL, or the device, cannot go on; only another epoch helps
     OVER     another epoch was ordered, or none
 
 Moves are those of `NEXT`; another one is a fault of this program.
@@ -38,7 +38,7 @@ NEXT: dict[Phase, tuple[Phase, ...]] = {
     Phase.MEETING: (Phase.JOINING, Phase.FAILED, Phase.OVER),
     Phase.JOINING: (Phase.OPEN, Phase.FAILED, Phase.OVER),
     Phase.OPEN: (Phase.FAILED, Phase.OVER),
-    Phase.ALONE: (Phase.OVER,),
+    Phase.ALONE: (Phase.FAILED, Phase.OVER),
     Phase.FAILED: (Phase.OVER,),
     Phase.OVER: (),
 }

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftar_core.errors import SettingsError
+from ftar_core.errors import FtarError, SettingsError
 from ftar_core.nccllib import Library
 from ftar_core.training.gradients import GradientTaker, Mode
 from ftar_core.training.nccl.device import device_for
@@ -25,7 +25,7 @@ from ftar_core.training.nccl.retained import OnDevice, retain_there
 from ftar_core.training.plan import make_plan
 from ftar_core.training.retention import unpinned
 from tests.training.test_gradients import TwoHeads, reference
-from tests.training.test_staging import Announced, LateLane, finish
+from tests.training.test_staging import GARBAGE, Announced, LateLane, finish
 
 from .fake import HostDevice, build
 
@@ -326,3 +326,54 @@ def test_gradients_are_gathered_on_the_device_behind_its_own_copies_and_zeros_in
         assert taker.inputs_finite()
     assert float(taker.retained[plan.tally.index][1]) == 5.0
     taker.close()
+
+
+def test_a_result_is_not_replaced_by_a_replay_while_a_copy_of_an_epoch_that_is_over_writes_it(
+    team: Callable[..., list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that was put out replays what others committed, into the same buffers."""
+    one = team(1)[0]
+    copying, may_end = threading.Event(), threading.Event()
+
+    class Late:
+        def wait(self) -> None:
+            copying.set()
+            assert may_end.wait(30)
+            one.reduced[0].fill_(GARBAGE)
+
+    monkeypatch.setattr(one.device, "copy", lambda target, source: Late())
+    one.enter(b"e1", 1, 0)
+    one.submit(b"e1", 1, 0)
+    assert copying.wait(30)
+    one.plane.abort()
+    quiet = threading.Event()
+
+    def replay() -> None:
+        one.plane.quiet()
+        quiet.set()
+        one.reduced[0].fill_(7.0)
+
+    replaying = threading.Thread(target=replay)
+    replaying.start()
+    assert not quiet.wait(0.1)
+    may_end.set()
+    replaying.join(30)
+    assert torch.equal(one.reduced[0], torch.full_like(one.reduced[0], 7.0))
+
+
+def test_a_device_that_fails_is_told_instead_of_waited_for(
+    team: Callable[..., list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = team(1)[0]
+
+    def broken(target: torch.Tensor, source: torch.Tensor) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(one.device, "copy", broken)
+    one.enter(b"e1", 1, 0)
+    one.submit(b"e1", 1, 0)
+    until(lambda: one.failed)
+    assert "illegal memory access" in one.failed[0][1]
+    with pytest.raises(FtarError, match="were not reduced on the device: an illegal memory access"):
+        one.plane.quiet()
+    assert not one.done
