@@ -25,7 +25,7 @@ MAX_SPECS = 32
 RANK_POINTS = {
     "forward": "a batch was dealt to this replica, the step begins",
     "backward": "the last gradient of a bucket is there, the bucket is not submitted yet",
-    "bucket": "the middle of a bucket: own chunks are sent, the first of others has arrived (native I/O thread)",
+    "bucket": "the middle of a bucket: own chunks are sent, the first has come (native I/O thread; NCCL: on the GPU)",
     "reduced": "all buckets of the step are reduced here, nobody was told",
     "done-sent": "this rank's word that the step is reduced was sent (control thread)",
     "commit-received": "the commit has arrived, the training thread does not know yet (control thread)",
