@@ -100,8 +100,8 @@ def test_a_run_tells_of_what_it_has_made_and_not_of_what_is_over(
     assert one.fleet is not None
     assert other.fleet is not None
     assert third.fleet is not None
-    assert one.fleet.hits == []
-    assert [(h.node, h.replicas) for h in other.fleet.hits] == [("node0", ["r0"])], "though both began at once"
+    told = [(hit.node, hit.replicas) for hit in (*one.fleet.hits, *other.fleet.hits)]
+    assert told in ([("node0", ["r0"])], [("node1", ["r1"])]), "both began at once, and the second knows of the first"
     assert third.fleet.hits == [], "both are taken back"
 
 
