@@ -123,9 +123,9 @@ class Engine:
         """
 
     def discard(self, epoch: bytes) -> None: ...
-    def use_device(self, device: Device) -> None:
+    def use_device(self, device: Device, most_slots: int = 128) -> None:
         """The device on which memory of operations may lie; one for one engine, once (else ValueError). Takes pinned
-        host memory: as many slots of a chunk as fit into 64 MiB, 4 to 128 of them. RuntimeError: the device's."""
+        host memory: as many slots of a chunk as fit into 64 MiB, 4 to `most_slots`. RuntimeError: the device's."""
 
     def submit(
         self, epoch: bytes, step: int, bucket: int, src: int, dst: int, count: int, dtype: int, on_device: bool = False

@@ -198,14 +198,17 @@ bool Engine::submit_locked(const std::string& epoch, uint64_t step, uint32_t buc
   return true;
 }
 
-void Engine::use_device(std::shared_ptr<Device> device) {
+void Engine::use_device(std::shared_ptr<Device> device, int most_slots) {
   const auto lock = locked();
   check_open();
   if (passage_) throw std::invalid_argument("this engine has a device already: " + passage_->device().name());
+  if (most_slots < static_cast<int>(Passage::kMinSlots) || most_slots > static_cast<int>(Passage::kMaxSlots)) {
+    throw std::invalid_argument("most_slots is " + std::to_string(most_slots) + ", but must be between 4 and 128");
+  }
   const auto chunk = static_cast<size_t>(transport_.options().chunk_bytes);
   constexpr size_t kLine = 256;  // what a device likes its copies to begin at
   const size_t slot = (std::max<size_t>(chunk, kSmallBytesOfTwo) + kLine - 1) / kLine * kLine;
-  passage_ = std::make_unique<Passage>(std::move(device), slot);
+  passage_ = std::make_unique<Passage>(std::move(device), slot, static_cast<size_t>(most_slots));
   if (const int fd = passage_->device().fd(); fd >= 0) {
     transport_.on_device(fd, [this] {
       passage_->device().drain_fd();

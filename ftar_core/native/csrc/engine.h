@@ -35,7 +35,7 @@ class Engine final : public EventSink {
   void activate(const std::string& epoch);
   void discard(const std::string& epoch);
   // The device on which memory of operations may lie; once. Throws std::invalid_argument, DeviceError.
-  void use_device(std::shared_ptr<Device> device);
+  void use_device(std::shared_ptr<Device> device, int most_slots);
   void submit(const std::string& epoch, uint64_t step, uint32_t bucket, const void* src, void* dst, uint64_t count, DType dtype,
               bool on_device = false);
   // submit, and wait for its event, which is returned and not queued. Nothing: it did not end within timeout_ms, or a

@@ -173,7 +173,8 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("epoch"), nb::arg("step"), nb::arg("bucket"), nb::arg("src"), nb::arg("dst"), nb::arg("count"),
           nb::arg("dtype"), nb::arg("on_device") = false)
-      .def("use_device", &Engine::use_device, nb::arg("device"), nogil)
+      .def("use_device", &Engine::use_device, nb::arg("device"),
+           nb::arg("most_slots") = static_cast<int>(Passage::kMaxSlots), nogil)
       .def(
           "reduce",
           [](Engine& self, nb::bytes epoch, uint64_t step, uint32_t bucket, uint64_t src, uint64_t dst, uint64_t count, int dtype,

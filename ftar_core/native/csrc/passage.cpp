@@ -6,10 +6,10 @@
 
 namespace ftar {
 
-Passage::Passage(std::shared_ptr<Device> device, size_t slot_bytes)
+Passage::Passage(std::shared_ptr<Device> device, size_t slot_bytes, size_t most_slots)
     : device_(std::move(device)),
       slot_bytes_(slot_bytes),
-      slots_(static_cast<int>(std::clamp(kMaxBytes / slot_bytes, kMinSlots, kMaxSlots))),
+      slots_(static_cast<int>(std::clamp(kMaxBytes / slot_bytes, kMinSlots, most_slots))),
       most_sending_(slots_ / 2) {
   block_ = device_->pinned(slot_bytes_ * static_cast<size_t>(slots_));
   uses_.resize(at(slots_));

@@ -23,7 +23,8 @@ class Passage {
   static constexpr size_t kMaxSlots = 128;  // more would not make a bus or a wire any busier
   static constexpr size_t kMinSlots = 4;
 
-  Passage(std::shared_ptr<Device> device, size_t slot_bytes);  // throws DeviceError
+  // most_slots: at least kMinSlots. Throws DeviceError.
+  Passage(std::shared_ptr<Device> device, size_t slot_bytes, size_t most_slots);
   ~Passage();
   Passage(const Passage&) = delete;
   Passage& operator=(const Passage&) = delete;

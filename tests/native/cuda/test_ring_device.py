@@ -27,7 +27,7 @@ SIZES = [0, 1, 3, 1023, 2048, 2049, 8193, 70_003, 300_001]  # 300,001: beyond th
 class Bench:
     """A cluster in which each member has its memory where `where` says: host, cpu (a device), gpu (the fake)."""
 
-    def __init__(self, where: Sequence[str], gpu: Fake | None = None, **settings: int | str) -> None:
+    def __init__(self, where: Sequence[str], gpu: Fake | None = None, slots: int = 128, **settings: int | str) -> None:
         self.where, self.gpu = list(where), gpu
         self.cluster = Cluster(len(where), **settings)
         self.devices: list[Device | None] = []
@@ -39,7 +39,7 @@ class Bench:
                 assert gpu is not None
                 device = gpu.device()
             if device is not None:
-                engine.use_device(device)
+                engine.use_device(device, slots)
             self.devices.append(device)
         self.kept: list[Array] = []
 
@@ -107,6 +107,19 @@ def test_a_late_device_gives_the_bits_of_host_memory(where: list[str]) -> None:
     with fake_gpu(seed=SEED, delay_us=200) as gpu, Bench(where, gpu, chunk_bytes=16384, window_bytes=65536) as bench:
         epoch = bench.cluster.start()
         bench.all_reduce(epoch, 1, jobs_of(rng, len(where), SIZES))
+
+
+@pytest.mark.parametrize("mode", ["backup", "stripe"])
+@pytest.mark.parametrize("slots", [4, 5, 9])
+def test_a_handful_of_slots_is_enough(mode: str, slots: int) -> None:
+    """Two rails, on which messages come out of order, and no more than two slots to receive into."""
+    rng = np.random.default_rng(12)
+    where = ["gpu", "cpu", "gpu"]
+    settings: dict[str, int | str] = {"chunk_bytes": 2048, "window_bytes": 1 << 20, "mode": mode}
+    with fake_gpu(seed=SEED, delay_us=30) as gpu, Bench(where, gpu, slots, **settings) as bench:
+        epoch = bench.cluster.start()
+        sizes = [60_000, 3, 90_001, 2500]
+        bench.all_reduce(epoch, 1, [([random_array(rng, n, "float32") for _ in where], "float32") for n in sizes])
 
 
 def specials(dtype: str) -> Array:
@@ -291,6 +304,8 @@ def test_no_pinned_memory_is_one_clear_error_and_the_engine_goes_on_without_a_de
 
 def test_one_device_an_engine() -> None:
     with Cluster(1) as cluster:
+        with pytest.raises(ValueError, match="most_slots is 3, but must be between 4 and 128"):
+            cluster.engines[0].use_device(core.host_device(), 3)
         cluster.engines[0].use_device(core.host_device())
         with pytest.raises(ValueError, match="has a device already: cpu"):
             cluster.engines[0].use_device(core.host_device())
