@@ -154,7 +154,8 @@ class RealNode:
         except (OSError, http.client.HTTPException):
             return 0, {}
         said = json.loads(text)
-        assert answer.status < 500 or said["code"] == "unsupported", text
+        gone = "nothing is in force" in said.get("reason", "") and "it has just ended" in said["reason"]
+        assert answer.status < 500 or said["code"] == "unsupported" or gone, text
         return answer.status, said
 
     def start_agent(self) -> None:
