@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -288,3 +289,75 @@ def test_whatever_happens_the_table_is_obeyed_and_a_living_rail_is_found(seed: i
         assert states == link.states()
         if "HOLD" in states:
             assert "UP" in states, "a rail that could carry data was left in hold-down"
+
+
+class Way:
+    """A way that takes `ms` for each packet, in order, and lets `passes` say which: a SizeTest beside a heartbeat."""
+
+    def __init__(self, ms: float, passes: Callable[[bool], bool]) -> None:
+        self.ms, self.passes = ms, passes
+        self.test = core.SizeTest()
+        self.ping = 0
+        self.back: list[tuple[float, bool, int]] = []
+
+    def failed_after(self, until: float = 5000) -> float | None:
+        """Milliseconds from the first large packet; None: the test found nothing."""
+        now, beat = 0.0, 7.0
+        while now < until:
+            while self.back and self.back[0][0] <= now:
+                _, large, ping = self.back.pop(0)
+                (self.test.large_back if large else self.test.small_back)(ping)
+            if self.test.failed():
+                return now
+            if self.test.due(now):
+                self._send(True, now)
+                self.test.large_sent(self.ping, now)
+            if now >= beat:
+                beat += 50
+                self._send(False, now)
+            now += 5
+        return None
+
+    def _send(self, large: bool, now: float) -> None:
+        self.ping += 1
+        if self.passes(large):
+            self.back.append((now + self.ms, large, self.ping))
+
+
+def test_large_packets_that_vanish_are_told_from_small_ones_that_pass() -> None:
+    found = Way(1, lambda large: not large).failed_after()
+    assert found is not None
+    assert found <= 250
+
+
+@pytest.mark.parametrize("ms", [0, 1, 45, 400, 2000])
+def test_a_slow_way_is_only_slow(ms: float) -> None:
+    assert Way(ms, lambda _large: True).failed_after() is None
+    found = Way(ms, lambda large: not large).failed_after()
+    assert found is not None, "and one that loses large packets is found however slow it is"
+    assert found <= 250 + ms
+
+
+def test_a_lossy_way_is_only_lossy() -> None:
+    rng = random.Random(1)
+    assert sum(Way(1, lambda _large: rng.random() > 0.05).failed_after(1000) is not None for _ in range(500)) == 0
+
+
+def test_a_way_that_is_dead_is_not_for_this_test() -> None:
+    assert Way(1, lambda _large: False).failed_after() is None
+
+
+def test_answers_of_before_count_for_nothing() -> None:
+    test = core.SizeTest()
+    for ping in range(10, 14):
+        test.large_sent(ping, 0)
+    for ping in (1, 9, 12, 13):
+        test.small_back(ping)
+    test.large_back(9)
+    assert not test.failed()
+    test.small_back(14)
+    assert not test.failed()
+    test.small_back(15)
+    assert test.failed()
+    test.large_back(11)
+    assert not test.failed()

@@ -140,6 +140,9 @@ class LinkEnd : public ConnUser, public PathUser {
   void flush_all();
   void over(const std::string& reason, bool left_epoch);
   void attached(Conn& conn, double now_ms);
+  const SizeTest& sizes(int slot) const { return per_rail_[static_cast<size_t>(slot)].sizes; }
+  void forget_sizes(int slot) { per_rail_[static_cast<size_t>(slot)].sizes = {}; }
+  void test_size(int slot, size_t bytes, double now_ms);
   void prove_with(int slot, size_t bytes) { per_rail_[static_cast<size_t>(slot)].proof_bytes = bytes; }
   void unreachable(const std::string& reason);
 
@@ -167,6 +170,7 @@ class LinkEnd : public ConnUser, public PathUser {
     double opened_ms = 0;
     uint64_t bytes_before = 0;
     unsigned addresses = 0;   // the version of the port's addresses that was acted upon
+    SizeTest sizes;           // while TCP seems stuck
     size_t proof_bytes = 0;   // of pings that are to prove the rail, after small packets passed and large ones did not
     int refusals = 0;  // attempts in a row at which nobody listened there
   };

@@ -37,7 +37,8 @@ bool LinkEnd::misses(int rail) const {
 }
 
 void LinkEnd::path_heard(int slot, uint64_t echo, double now) {
-  const PerRail& r = per_rail_[static_cast<size_t>(slot)];
+  PerRail& r = per_rail_[static_cast<size_t>(slot)];
+  if (echo != 0) r.sizes.small_back(echo);
   // Small echoes are no proof where large packets were lost.
   if (echo < r.first_ping || r.proof_bytes > 0) return health_.heard(slot, now);
   health_.echo(slot, now);
@@ -47,8 +48,20 @@ void LinkEnd::path_heard(int slot, uint64_t echo, double now) {
 void LinkEnd::own_echo(int rail, uint64_t ping, double now) {
   const int slot = slot_on(rail);
   if (closed_ || open_conn(slot) == nullptr || ping < per_rail_[static_cast<size_t>(slot)].first_ping) return;
+  per_rail_[static_cast<size_t>(slot)].sizes.large_back(ping);
   health_.echo(slot, now);
   settle(now);
+}
+
+void LinkEnd::test_size(int slot, size_t bytes, double now) {
+  PerRail& r = per_rail_[static_cast<size_t>(slot)];
+  if (!r.sizes.due(now)) return;
+  const LinkRail& rail = rails_[static_cast<size_t>(slot)];
+  const uint64_t ping = transport_.paths().next_ping();
+  // One that was not even sent shows nothing.
+  if (transport_.paths().send_own_ping(rail.local, rail.remote, end_tag(tag_, sender_), key_, bytes, now)) {
+    r.sizes.large_sent(ping, now);
+  }
 }
 
 void LinkEnd::missing_there(int slot, uint64_t ping, double asked_ms, double now) {

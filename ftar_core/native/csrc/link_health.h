@@ -18,6 +18,7 @@
 // traffic twice a second; one flap is forgotten per `hold_down_max_ms` of quiet. When no other rail is UP, waiting would
 // be silly: the best rail with a connection is taken at once (LastResort). Retries never end.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,34 @@ struct RailChange {
   RailEvent event;
   std::string reason;
   double detect_ms;  // from the last sign of life to this verdict; -1: there was none to lose
+};
+
+// Do large packets pass on a rail where small ones do? Asked when TCP seems stuck there: packets of its size are sent
+// beside the heartbeats, which are small, as RFC 8899 probes a path. There is no time-out in it. All pings share one
+// count, and on a way that is slow, full or asleep both kinds are late: small ones that were sent after the last of the
+// large ones are answered before any of those only if those were lost. Several, since any packet may be.
+class SizeTest {
+ public:
+  static constexpr int kLarge = 4;
+  static constexpr int kSmall = 2;
+  static constexpr double kApartMs = 40;
+  bool due(double now_ms) const { return sent_ < kLarge && !passed_ && now_ms - sent_ms_ >= kApartMs; }
+  void large_sent(uint64_t ping, double now_ms) {
+    if (sent_++ == 0) first_ = ping;
+    last_ = ping;
+    sent_ms_ = now_ms;
+  }
+  void large_back(uint64_t ping) { passed_ = passed_ || (sent_ > 0 && ping >= first_ && ping <= last_); }
+  void small_back(uint64_t ping) { small_ += sent_ == kLarge && ping > last_; }
+  bool failed() const { return sent_ == kLarge && !passed_ && small_ >= kSmall; }
+
+ private:
+  int sent_ = 0;
+  int small_ = 0;  // answered, of those sent after the last large one
+  bool passed_ = false;
+  uint64_t first_ = 0;
+  uint64_t last_ = 0;
+  double sent_ms_ = -1e18;
 };
 
 class LinkHealth {

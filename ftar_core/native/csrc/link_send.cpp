@@ -17,6 +17,8 @@ constexpr uint64_t kMaxFrame = 4u << 20;   // then a notice gets its turn betwee
 constexpr int kUnsentBytes = 128 << 10;
 constexpr double kMeasureMs = 10;
 constexpr double kStallCheckMs = 100;
+constexpr double kSuspectMs = 200;      // TCP's shortest retransmission timeout
+constexpr double kSuspectCheckMs = 20;
 constexpr double kStallsApartMs = 5000;
 constexpr double kStalledMs = 1000;  // five times TCP's shortest retransmission timeout
 }  // namespace
@@ -206,7 +208,9 @@ void SendLink::rails_changed(double now) {
 // Heartbeats are small: they pass where full segments do not (a wrong MTU), and they know nothing of a TCP that backed
 // off for seconds while the rail was dead. TCP_USER_TIMEOUT would also end connections whose receiver has no place yet
 // (tcp(7): it counts a zero window), so ask TCP itself: segments in flight at every look, and nothing acknowledged for a
-// second. One look is not enough: on a connection that was idle the last acknowledgement is old by rights.
+// second. One look is not enough: on a connection that was idle the last acknowledgement is old by rights. A fifth of
+// that, and a retransmission that timed out, make the rail suspect: then packets of TCP's size are tried (SizeTest), which
+// tells a wrong MTU from a busy rail in half a second.
 void SendLink::check_stalled(double now) {
   if (now < next_stall_check_ms_) return;
   next_stall_check_ms_ = now + kStallCheckMs;
@@ -221,17 +225,24 @@ void SendLink::check_stalled(int slot, double now) {
   if (c == nullptr || !box_.unacknowledged(slot) || ::getsockopt(c->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
       info.tcpi_unacked == 0) {
     since = -1;
+    forget_sizes(slot);
     return;
   }
   if (since < 0) since = now;
   const double stalled = std::min(now - since, static_cast<double>(info.tcpi_last_ack_recv));
-  if (stalled < kStalledMs) return;
+  if (stalled < kSuspectMs) return forget_sizes(slot);
   const auto p = static_cast<size_t>(slot);
   const Address& to = rails_[p].remote;
   // What ping(8) and a beat have to add to reach the size of TCP's packets.
   const size_t header = to.family() == AF_INET6 ? 48 : 28;
   const size_t packet = info.tcpi_snd_mss + (to.family() == AF_INET6 ? 60u : 40u) + ((info.tcpi_options & TCPI_OPT_TIMESTAMPS) != 0 ? 12u : 0u);
-  const bool small_pass = health_.heard_for(slot, now) >= kStalledMs / 2;
+  if (stalled < kStalledMs) {
+    if (info.tcpi_retransmits == 0) return;
+    next_stall_check_ms_ = now + kSuspectCheckMs;
+    test_size(slot, packet - header, now);
+    if (!sizes(slot).failed()) return;
+  }
+  const bool small_pass = sizes(slot).failed() || health_.heard_for(slot, now) >= kStalledMs / 2;
   std::string reason = "TCP has had no acknowledgement for " + std::to_string(static_cast<int>(stalled)) + " ms, with " +
                        std::to_string(info.tcpi_unacked) + " segments in flight";
   if (small_pass) {
@@ -240,6 +251,7 @@ void SendLink::check_stalled(int slot, double now) {
   if (stalled_since_ms_ < 0 || now - last_stall_ms_ > kStallsApartMs) stalled_since_ms_ = now - stalled;
   last_stall_ms_ = now;
   drop_conn(slot);
+  forget_sizes(slot);
   // Small packets would prove the rail, and it would stall again: let those do it that did not pass.
   if (small_pass) prove_with(slot, packet - header);
   health_.closed(slot, reason, now);

@@ -58,6 +58,13 @@ void bind_pure(nb::module_& m) {
   const auto check = [](const LinkHealth& self, int rail) {
     if (rail < 0 || rail >= self.rails()) throw nb::index_error("no such rail");
   };
+  nb::class_<SizeTest>(m, "SizeTest")
+      .def(nb::init<>())
+      .def("due", &SizeTest::due, nb::arg("now_ms"))
+      .def("large_sent", &SizeTest::large_sent, nb::arg("ping"), nb::arg("now_ms"))
+      .def("large_back", &SizeTest::large_back, nb::arg("ping"))
+      .def("small_back", &SizeTest::small_back, nb::arg("ping"))
+      .def("failed", &SizeTest::failed);
   nb::class_<LinkHealth>(m, "LinkHealth")
       .def(
           "__init__",

@@ -66,14 +66,14 @@ void Paths::tick(double now) {
   }
 }
 
-void Paths::send_own_ping(int rail, const Address& to, uint64_t end, const std::string& key, size_t bytes, double now) {
+bool Paths::send_own_ping(int rail, const Address& to, uint64_t end, const std::string& key, size_t bytes, double now) {
   Beat ping;
   ping.kind = BeatKind::ping;
   ping.flags = kOwnEcho;
   ping.seq = ++pings_;
   ping.time_ms = now;
   ping.tags[ping.count++] = other_end(end);
-  send(rail, to, ping, key, bytes);
+  return send(rail, to, ping, key, bytes);
 }
 
 void Paths::send_goodbye(int rail, const Address& to, uint64_t end, const std::string& key, uint64_t complete, uint8_t flags) {
@@ -85,7 +85,7 @@ void Paths::send_goodbye(int rail, const Address& to, uint64_t end, const std::s
   send(rail, to, bye, key);
 }
 
-void Paths::send(int rail, const Address& to, const Beat& beat, const std::string& key, size_t bytes) {
+bool Paths::send(int rail, const Address& to, const Beat& beat, const std::string& key, size_t bytes) {
   unsigned char text[Beat::kMost];
   beat.write(text, key);
   const unsigned char* data = text;
@@ -96,7 +96,7 @@ void Paths::send(int rail, const Address& to, const Beat& beat, const std::strin
     data = padded.data();
   }
   // A rail that cannot send now says so by its silence.
-  ::sendto(udp_(rail), data, std::max(bytes, beat.size()), MSG_NOSIGNAL | MSG_DONTWAIT, to.get(), to.length);
+  return ::sendto(udp_(rail), data, std::max(bytes, beat.size()), MSG_NOSIGNAL | MSG_DONTWAIT, to.get(), to.length) >= 0;
 }
 
 void Paths::read(int rail, double now) {

@@ -79,7 +79,7 @@ class Paths {
 
   void tick(double now_ms);
   void read(int rail, double now_ms);
-  void send_own_ping(int rail, const Address& to, uint64_t end, const std::string& key, size_t bytes, double now_ms);
+  bool send_own_ping(int rail, const Address& to, uint64_t end, const std::string& key, size_t bytes, double now_ms);
   void send_goodbye(int rail, const Address& to, uint64_t end, const std::string& key, uint64_t complete, uint8_t flags);
 
  private:
@@ -95,7 +95,7 @@ class Paths {
   template <typename Do>
   void for_each_seat(Path& path, Do act);
   // bytes: padded to so many; what is longer than a beat is cut by whoever reads it.
-  void send(int rail, const Address& to, const Beat& beat, const std::string& key, size_t bytes = 0);
+  bool send(int rail, const Address& to, const Beat& beat, const std::string& key, size_t bytes = 0);
 
   const Options& options_;
   const Udp udp_;
