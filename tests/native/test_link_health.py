@@ -327,7 +327,7 @@ class Way:
 def test_large_packets_that_vanish_are_told_from_small_ones_that_pass() -> None:
     found = Way(1, lambda large: not large).failed_after()
     assert found is not None
-    assert found <= 250
+    assert found <= 350
 
 
 @pytest.mark.parametrize("ms", [0, 1, 45, 400, 2000])
@@ -335,7 +335,7 @@ def test_a_slow_way_is_only_slow(ms: float) -> None:
     assert Way(ms, lambda _large: True).failed_after() is None
     found = Way(ms, lambda large: not large).failed_after()
     assert found is not None, "and one that loses large packets is found however slow it is"
-    assert found <= 250 + ms
+    assert found <= 350 + ms
 
 
 def test_a_lossy_way_is_only_lossy() -> None:
@@ -349,15 +349,17 @@ def test_a_way_that_is_dead_is_not_for_this_test() -> None:
 
 def test_answers_of_before_count_for_nothing() -> None:
     test = core.SizeTest()
-    for ping in range(10, 14):
+    for ping in range(10, 16):
         test.large_sent(ping, 0)
-    for ping in (1, 9, 12, 13):
+    for ping in (1, 9, 12, 15):
         test.small_back(ping)
     test.large_back(9)
     assert not test.failed()
-    test.small_back(14)
+    test.small_back(16)
     assert not test.failed()
-    test.small_back(15)
+    test.small_back(17)
     assert test.failed()
+    assert not test.passed()
     test.large_back(11)
+    assert test.passed()
     assert not test.failed()

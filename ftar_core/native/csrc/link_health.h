@@ -71,10 +71,11 @@ struct RailChange {
 // Do large packets pass on a rail where small ones do? Asked when TCP seems stuck there: packets of its size are sent
 // beside the heartbeats, which are small, as RFC 8899 probes a path. There is no time-out in it. All pings share one
 // count, and on a way that is slow, full or asleep both kinds are late: small ones that were sent after the last of the
-// large ones are answered before any of those only if those were lost. Several, since any packet may be.
+// large ones are answered before any of those only if those were lost. Several, since any packet may be, and a full
+// queue that is counted in bytes has room for a small one rather.
 class SizeTest {
  public:
-  static constexpr int kLarge = 4;
+  static constexpr int kLarge = 6;
   static constexpr int kSmall = 2;
   static constexpr double kApartMs = 40;
   bool due(double now_ms) const { return sent_ < kLarge && !passed_ && now_ms - sent_ms_ >= kApartMs; }
@@ -85,6 +86,7 @@ class SizeTest {
   }
   void large_back(uint64_t ping) { passed_ = passed_ || (sent_ > 0 && ping >= first_ && ping <= last_); }
   void small_back(uint64_t ping) { small_ += sent_ == kLarge && ping > last_; }
+  bool passed() const { return passed_; }
   bool failed() const { return sent_ == kLarge && !passed_ && small_ >= kSmall; }
 
  private:

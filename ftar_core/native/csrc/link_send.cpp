@@ -242,7 +242,7 @@ void SendLink::check_stalled(int slot, double now) {
     test_size(slot, packet - header, now);
     if (!sizes(slot).failed()) return;
   }
-  const bool small_pass = sizes(slot).failed() || health_.heard_for(slot, now) >= kStalledMs / 2;
+  const bool small_pass = !sizes(slot).passed() && (sizes(slot).failed() || health_.heard_for(slot, now) >= kStalledMs / 2);
   std::string reason = "TCP has had no acknowledgement for " + std::to_string(static_cast<int>(stalled)) + " ms, with " +
                        std::to_string(info.tcpi_unacked) + " segments in flight";
   if (small_pass) {

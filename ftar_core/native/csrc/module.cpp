@@ -64,6 +64,7 @@ void bind_pure(nb::module_& m) {
       .def("large_sent", &SizeTest::large_sent, nb::arg("ping"), nb::arg("now_ms"))
       .def("large_back", &SizeTest::large_back, nb::arg("ping"))
       .def("small_back", &SizeTest::small_back, nb::arg("ping"))
+      .def("passed", &SizeTest::passed)
       .def("failed", &SizeTest::failed);
   nb::class_<LinkHealth>(m, "LinkHealth")
       .def(
