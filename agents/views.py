@@ -98,9 +98,8 @@ def node_view(agent: Agent) -> NodeView:
         *problems.of_helper(name, agent.parts.injector.trouble()),
         *problems.of_faults(faults),
         *([ProblemView(object=name, reason=trouble, action=f"look at the agent's log on {name}")] if trouble else []),
-        *problems.of_verdicts(verdicts),
+        *problems.advised(problems.of_verdicts(verdicts), agent.policy.recommendations()),
         *problems.of_processes(processes),
-        *agent.policy.recommendations(),
     ]
     return NodeView.model_validate(
         {

@@ -28,6 +28,8 @@ class FtarError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:  # a traceback shows notes below the message (Python 3.11 and later)
+            self.__notes__ = [f"next: {hint}"]
 
 
 class SettingsError(FtarError):

@@ -297,7 +297,8 @@ class Injector:
             raise FaultProblem("refused", str(target), reason, f"look at it, undo it by hand, then rm {first.path}")
         unsupported = fault.unsupported(self._machine)
         if unsupported:
-            raise FaultProblem("unsupported", f"{fault.kind} on {target}", unsupported)
+            hint = "ftctl inject --list   # which faults which node can have"
+            raise FaultProblem("unsupported", f"{fault.kind} on {target}", unsupported, hint)
         wished, facts = wish_of(fault, wish, target), self._facts(fault, wish, job)
         refusal = judge(wished, facts, self._limits) or fault.check(self._machine, target, params)
         if refusal is not None:

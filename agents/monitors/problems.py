@@ -69,6 +69,12 @@ def of_verdicts(verdicts: list[Verdict]) -> list[ProblemView]:
     ]
 
 
+def advised(of_verdicts: list[ProblemView], wanted: list[ProblemView]) -> list[ProblemView]:
+    """What the policy would do about an object, which names its verdict too, stands for the verdict's own problem."""
+    spoken_of = {one.object for one in wanted}
+    return [*(one for one in of_verdicts if one.object not in spoken_of), *wanted]
+
+
 def of_processes(processes: list[ProcessView]) -> list[ProblemView]:
     problems = []
     for process in processes:

@@ -202,7 +202,12 @@ def _of_replica(snapshot: Snapshot, replica: ReplicaState) -> Iterator[Problem]:
     if replica.reason:
         reason += f": {replica.reason}"
     action = _action(snapshot.job, replica)
-    apart = [v.name for v in snapshot.views() if v.cordon and v.name in snapshot.supervisors(replica.name)]
+    there = [view for view in snapshot.views() if view.name in snapshot.supervisors(replica.name)]
+    dead = next(filter(None, map(_dead_gpu, there)), None)
+    if dead and replica.state in ("drained", "evicted"):
+        yield Problem(replica.name, f"{reason}; {dead.object} is unhealthy", dead.action, urgency)
+        return
+    apart = [view.name for view in there if view.cordon]
     if apart and replica.state in ("drained", "evicted", "unreachable", "starting"):
         back = "" if replica.state == "starting" else f"   # then: ftctl rejoin replica {replica.name}"
         on = f"{reason}; {apart[0]} is cordoned"
@@ -223,7 +228,9 @@ def _of_cordon(snapshot: Snapshot, view: NodeView) -> Iterator[Problem]:
     if view.cordon is not None:
         ago = show(max(0.0, snapshot.time - view.cordon.since))
         reason = f"cordoned by {view.cordon.by} {ago} ago: {view.cordon.reason}; no replica is started on it"
-        yield Problem(view.name, reason, f"ftctl uncordon node {view.name}", Urgency.EXPECTED)
+        first = _dead_gpu(view)
+        action = first.action if first else f"ftctl uncordon node {view.name}"
+        yield Problem(view.name, reason, action, Urgency.EXPECTED)
 
 
 def _of_halts(snapshot: Snapshot) -> Iterator[Problem]:
@@ -272,7 +279,7 @@ def _of_rails(view: NodeView) -> Iterator[Problem]:
             yield Problem(name, f"{rail_word(nic)}: injected", "ftctl faults", Urgency.EXPECTED)
         else:
             said = next((p for p in view.problems if p.object in (name, nic.name)), None)
-            reason = nic.reason or (said.reason if said else "")
+            reason = said.reason if said else nic.reason
             yield Problem(
                 name,
                 f"{rail_word(nic)}: {reason}" if reason else rail_word(nic),
@@ -326,8 +333,23 @@ def _far_end(snapshot: Snapshot, nic: NicView) -> str:
 
 def _of_gpus(view: NodeView) -> Iterator[Problem]:
     for gpu in view.gpus.devices:
-        if gpu.state in (Health.DEGRADED, Health.UNHEALTHY):
-            yield Problem(f"{view.name}/gpu{gpu.index}", f"{gpu.title}: {gpu.reason}", "", Urgency.HARDWARE)
+        if gpu.state not in (Health.DEGRADED, Health.UNHEALTHY):
+            continue
+        name = f"{view.name}/gpu{gpu.index}"
+        fault = fault_on(view.faults, name)
+        said = next((p for p in view.problems if p.object == name), None)
+        reason = f"{gpu.title}: {said.reason if said else gpu.reason}"
+        if fault is not None:
+            yield Problem(name, reason, f"ftctl revert {fault.id}", Urgency.EXPECTED)
+        else:
+            action = said.action if said and said.action else "ftctl health --explain"
+            yield Problem(name, reason, action, Urgency.HARDWARE)
+
+
+def _dead_gpu(view: NodeView) -> Problem | None:
+    """Why nothing should be let in on this node yet, and what to do about that first."""
+    dead = {f"{view.name}/gpu{gpu.index}" for gpu in view.gpus.devices if gpu.state is Health.UNHEALTHY}
+    return next((problem for problem in _of_gpus(view) if problem.object in dead), None)
 
 
 def fault_on(faults: list[FaultView], target: str) -> FaultView | None:

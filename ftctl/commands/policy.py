@@ -61,14 +61,15 @@ def validate(
 
     Exit code 2: it cannot be used.
     """
-    from agents.api.policyfile import PolicyProblem, read
+    from agents.api.policyfile import DEFAULT, PolicyProblem, read
     from ftctl.context import current
     from ftctl.errors import UsageProblem
 
     try:
         policy = read(file)
     except PolicyProblem as error:
-        raise UsageProblem(f"policy {file}", str(error).removeprefix(f"{file}:").strip()) from None
+        reason = str(error).removeprefix(f"{file}:").strip()
+        raise UsageProblem(f"policy {file}", reason, f"compare it with the rules that ship: {DEFAULT}") from None
     hooks = sum(bool(rule.hook) for rule in policy.rules)
     more = f", {hooks} with a hook" if hooks else ""
     current().say(f"{file}: {len(policy.rules)} rules{more}; it can be used")

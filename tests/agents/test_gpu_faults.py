@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,9 @@ def test_gpus_that_are_not_there(node: Node, machine: Machine, tmp_path: Path) -
     without = Node(dataclasses.replace(machine, gpus=bare), Ledger(tmp_path / "other"))
     for kind in (kind for kind, fault in CATALOG.items() if fault.target == "gpu"):
         params = {"xid": 79} if kind == "gpu-xid" else {}
-        assert "no GPUs (NVML not found)" in without.refused(kind, **params)
+        with pytest.raises(FaultProblem, match=re.escape("no GPUs (NVML not found)")) as refused:
+            without.inject(kind, **params)
+        assert refused.value.hint.startswith("ftctl inject --list")
 
 
 def test_real_gpus_take_an_xid_inside_the_agent_and_nothing_that_cannot_be_taken_back(

@@ -19,6 +19,7 @@ from agents.because import Because
 from agents.health.causes import News
 from agents.health.desk import HealthDesk
 from agents.health.signals import Ends, Observed, Signal
+from agents.monitors.problems import advised, of_verdicts
 from agents.policy.book import PolicyBook
 from agents.policy.engine import Fleet
 from agents.policy.hands import fleet_of
@@ -156,6 +157,8 @@ def test_other_modes_tell_and_do_nothing(tmp_path: Path, clock: FakeClock, mode:
     assert [event.kind for event in node.events] == ["gpu.unhealthy", "policy.decided"]
     assert f"mode is {mode}" in node.events[1].reason
     wanted = node.runner.recommendations()
+    shown = advised(of_verdicts(node.desk.verdicts()), wanted)
+    assert [one.reason for one in shown] == [one.reason for one in wanted or of_verdicts(node.desk.verdicts())]
     assert [bool("evict r0" in one.reason) for one in wanted] == ([True] if mode == "recommend" else [])
     node.well()
     assert node.runner.recommendations() == []

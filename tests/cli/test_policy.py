@@ -21,6 +21,8 @@ def test_a_policy_file_is_checked_without_a_cluster(ftctl: Run, tmp_path: Path) 
     done = ftctl("policy", "validate", str(bad))
     assert done.code == 2
     assert done.err.startswith(f"error: policy {bad}: 3: action 'fly' is none of")
+    assert done.err.splitlines()[1].startswith("next:  compare it with the rules that ship: ")
+    assert Path(done.err.split(": ")[-1].strip()) == DEFAULT
     missing, binary = tmp_path / "none.yaml", tmp_path / "binary.yaml"
     binary.write_bytes(b"version: \xff")
     for path, why in ((missing, "No such file or directory"), (binary, "not UTF-8 text")):

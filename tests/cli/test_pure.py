@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agents.api import models as m
+from agents.api.cordon import CordonView
 from ftctl import durations, hostlist
 from ftctl.client.cluster import NodeAnswer, Snapshot, short_name
 from ftctl.client.problems import Problem, Urgency, find, recommend, verdict
@@ -280,6 +281,47 @@ def test_what_an_agent_judged_fills_in_and_is_not_said_twice(healthy: FakeCluste
     assert problems["node0/gpu3"].action == "reset it"
     assert problems["node0/rail0"].action == "plug it in"
     assert len(problems) == 2
+
+
+def lost_gpu(agent: FakeAgent, index: int = 0) -> None:
+    gpu = m.GpuView(index=index, uuid="GPU-1", name="H100", state=m.Health.UNHEALTHY, reason="GPU is lost")
+    agent.gpus = m.GpuSummary(devices=[gpu])
+
+
+def test_a_lost_gpu_has_something_to_do_that_the_agent_or_its_policy_advises(healthy: FakeCluster) -> None:
+    lost_gpu(healthy["node1"])
+    (problem,) = find(snapshot(healthy))
+    assert (problem.object, problem.action) == ("node1/gpu0", "ftctl health --explain")
+    assert verdict([problem]) is ExitCode.FAILED
+    text = "the policy recommends: evict r1 (GPU is lost)"
+    healthy["node1"].problems = [m.ProblemView(object="node1/gpu0", reason=text, action="ftctl evict replica r1")]
+    (problem,) = find(snapshot(healthy))
+    assert (problem.reason, problem.action) == (f"H100: {text}", "ftctl evict replica r1")
+
+
+def test_a_gpu_that_is_lost_on_purpose_is_expected(healthy: FakeCluster) -> None:
+    lost_gpu(healthy["node1"])
+    fault = healthy["node1"]._inject(m.InjectRequest(kind="gpu-lost", duration_s=20))
+    healthy["node1"].faults = [fault.model_copy(update={"target": "node1/gpu0"})]
+    (problem,) = find(snapshot(healthy))
+    assert problem.expected
+    assert problem.action == f"ftctl revert {fault.id}"
+
+
+@pytest.mark.parametrize("state", ["evicted", "drained"])
+@pytest.mark.parametrize("cordoned", [False, True])
+def test_nobody_is_told_to_let_a_replica_in_beside_a_lost_gpu(healthy: FakeCluster, state: str, cordoned: bool) -> None:
+    job_of(healthy).replicas["r1"] = replica("r1", "node1", state)
+    healthy["node1"].processes = [m.ProcessView(replica="r1", rank=0, pid=None, state="stopped")]
+    if cordoned:
+        healthy["node1"].cordon = CordonView(by="policy-node1", reason="Xid 79", since=1.0)
+    back = recommend(find(snapshot(healthy)))
+    assert back is not None
+    assert back.action.split()[1] in ("uncordon", "rejoin")
+    lost_gpu(healthy["node1"])
+    problems = find(snapshot(healthy))
+    assert {problem.action for problem in problems} == {"ftctl health --explain"}
+    assert any(problem.object == "r1" and "node1/gpu0 is unhealthy" in problem.reason for problem in problems)
 
 
 def test_replica_names_short_and_in_full() -> None:
