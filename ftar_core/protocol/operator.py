@@ -139,7 +139,9 @@ def _evict(job: Job, conn: int, principal: str, request: OpRequest, now: float) 
         reply(job, conn, request, found)
         return
     refusal = _cannot_evict(job, found, request)
-    back = "it may come back by itself" if request.rejoin else "it stays out until `ftctl rejoin replica`"
+    back = "it stays out until it is let in again (`ftctl rejoin replica`, or the policy that asked)"
+    if request.rejoin:
+        back = "it may come back by itself"
     if refusal is not None or request.dry_run:
         would = f"{found.name} would be out at once and step {job.step} reduced again; {back}"
         reply(job, conn, request, refusal or ("ok", would))

@@ -187,7 +187,8 @@ def test_an_eviction_is_immediate() -> None:
 
 def test_evicted_for_good_it_is_turned_away_until_rejoin() -> None:
     desk = Desk()
-    desk.ask("evict", "r1", rejoin=False)
+    answer = desk.ask("evict", "r1", rejoin=False).text
+    assert answer.startswith("r1 is out; it stays out until it is let in again (`ftctl rejoin replica`")
     desk.feed(Tick())
     desk.hello(10, "r1")
     (said,) = desk.sent(Evicted).values()
