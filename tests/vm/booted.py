@@ -77,6 +77,8 @@ def lacking() -> str:
     for path in (CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)):
         if path.stat().st_mode & 0o005 != 0o005:
             return f"{path} is not readable by other users"
+        if path.resolve().is_relative_to("/tmp") or path.resolve().is_relative_to("/var/tmp"):
+            return f"{path} is in a directory for temporary files: the units have their own (PrivateTmp)"
     return ""
 
 
