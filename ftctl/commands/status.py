@@ -121,11 +121,13 @@ def _watch(cluster: Cluster, interval: str, only: Only, every: bool) -> ExitCode
         from rich.live import Live
         from rich.text import Text
 
+        from ftctl.render.tables import Harmless
+
         with Live(console=world.console(), screen=True, auto_refresh=False) as screen:
             while True:
                 parts = _parts(cluster, await agents.snapshot(), only, every)
                 spaced = [item for part in parts for item in (part, Text())]
-                screen.update(Group(*spaced, Text("Ctrl-C ends", style="dim")), refresh=True)
+                screen.update(Harmless(Group(*spaced, Text("Ctrl-C ends", style="dim"))), refresh=True)
                 await world.sleep(interval_s)
 
     return cluster.run(follow)

@@ -21,7 +21,7 @@ from ftctl.client.watching import Curve, Picture
 from ftctl.durations import show
 from ftctl.render import document, events
 from ftctl.render.status import job_line, milliseconds, rail
-from ftctl.render.tables import BAD, FAINT, GOOD, PASSING, Cell, Items, fault_style, replica_style, table
+from ftctl.render.tables import BAD, FAINT, GOOD, PASSING, Cell, Harmless, Items, fault_style, replica_style, table
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-=+*%#"
@@ -57,12 +57,13 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or console.size.height
         lines = _lines(self._picture, self._now, console, width, max(1, height))
+        one_line = options.update(no_wrap=True, width=width, height=None, overflow="crop")
         for index, line in enumerate(lines):
             line.truncate(width, overflow="ellipsis")
             line.end = ""
             if index:
                 yield Segment.line()
-            yield from console.render(line, options.update(no_wrap=True, width=width, height=None, overflow="crop"))
+            yield from Harmless(line).__rich_console__(console, one_line)
 
 
 def _lines(picture: Picture, now: float, console: Console, width: int, height: int) -> list[Text]:

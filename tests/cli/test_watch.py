@@ -106,6 +106,19 @@ def test_colour_says_what_is_well_what_is_meant_and_what_needs_hands(quiet: Fake
     assert plain.index("node2  ") < plain.index("node0  ")
 
 
+def test_what_others_have_written_does_not_move_the_cursor(quiet: FakeCluster) -> None:
+    evil = "x\x1b[2Jall is well\rnode1 \x9b2K\u202ellaf\x07"
+    quiet["node1"].faults = [
+        quiet["node1"].fault("node1/rail0", m.InjectRequest(kind="link-down", nic="rail0", reason=evil))
+    ]
+    picture = Picture()
+    picture.see(recorded(quiet, T0))
+    picture.heard(event(1, "coordinator", "replica.joined", "r2", evil))
+    screen = drawn(picture, T0, width=200)
+    assert screen.count("all is well") == 2
+    assert not set("\x1b\r\x9b\x07\u202e") & set(screen), ascii(screen)
+
+
 def test_who_goes_away_is_unreachable_since_then_and_the_rest_goes_on(quiet: FakeCluster) -> None:
     picture = Picture()
     picture.see(recorded(quiet, T0))
