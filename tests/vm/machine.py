@@ -20,7 +20,11 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 PROGRAMS = ("nft", "tc", "ip", "sleep")
-PACKAGES = ("msgspec", "pyroute2", "psutil", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+PACKAGES = (
+    *("msgspec", "pyroute2", "psutil"),
+    *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"),
+    *("hypothesis", "_hypothesis_globals", "sortedcontainers", "typing_extensions"),  # tests/conftest.py
+)
 MODULES = ("veth", "sch_netem", "sch_tbf", "nf_tables", "nft_numgen")
 SOURCES = ("agents", "ftar_core", "tests/agents", "tests/conftest.py")
 END = "the-tests-ended-with"
